@@ -23,6 +23,8 @@ GRANULE_TOKENS = 128
 TENSOR_ALIGNMENT = 64  # of every tensor's offset, in bytes
 PANEL_OUTPUTS = 16  # output channels side by side in a weight panel
 I8_GROUP = 32  # weights along k that share one float16 scale
+I8_BLOCK = 64  # k of one block of an i8 panel: two groups
+I8_BLOCK_BYTES = 1088  # 2 x 16 float16 scales, then 16 lines of 64 bytes
 TOP_LOGPROBS_MAX = 20
 LOGIT_BIAS_MAX = 64
 STOP_TOKENS_MAX = 16
@@ -659,7 +661,7 @@ def round_up(value: int, multiple: int) -> int:
 
 def k_padded(k: int, dtype: Dtype) -> int:
     """Input width as kernels read it: i8 in blocks of two groups (64), e4m3 and bf16 in 16."""
-    return round_up(k, 64 if dtype == Dtype.I8 else 16)
+    return round_up(k, I8_BLOCK if dtype == Dtype.I8 else 16)
 
 
 def panel_count(weight_rows: int, layout: Layout) -> int:
@@ -679,7 +681,7 @@ def panel_bytes(k: int, dtype: Dtype) -> int:
     """
     width = k_padded(k, dtype)
     if dtype == Dtype.I8:
-        return width // 64 * 1088
+        return width // I8_BLOCK * I8_BLOCK_BYTES
     return width * PANEL_OUTPUTS * DTYPE_BYTES[dtype]
 
 

@@ -127,6 +127,13 @@ def header_text() -> str:
             f'    {{"{name}", Region::k{camel(region.name)}, Unit::k{camel(unit.name)}, '
             f'Dtype::k{camel(dtype.name)}, "{dims}"}},'
         )
+    out += [
+        "};", "", "// Operands that must be one of the tables above, by family (VERIFY.md, BAD_COMMAND_TENSOR).",
+        "struct TableOperandSpec {", "  const char* operand;", "  const char* body;", "  const char* head;", "};",
+        "inline constexpr TableOperandSpec kTableOperands[] = {",
+    ]  # fmt: skip
+    for operand_name, (body, head) in layout.TABLE_OPERANDS.items():
+        out.append(f'    {{"{operand_name}", "{body}", "{head}"}},')
     out += ["};", "", "}  // namespace ingot::plan", ""]
     return "\n".join(out)
 
@@ -176,6 +183,8 @@ def format_text() -> str:
     out += ["", "## Tables of the runtime", "", "| name | region | unit | dtype | dims |", "|---|---|---|---|---|"]
     for name, (region, unit, dtype, dims) in layout.STATE_TENSORS.items():
         out.append(f"| {name} | {region.name} | {unit.name} | {dtype.name} | {dims} |")
+    out += ["", "## Operands that must be these tables", "", "| operand | in BODY | in HEAD |", "|---|---|---|"]
+    out += [f"| {name} | {body} | {head} |" for name, (body, head) in layout.TABLE_OPERANDS.items()]
     return "\n".join([*out, ""])
 
 

@@ -56,6 +56,10 @@ class Limit(IntEnum):
     REQUESTS = 4096
     EOS_TOKENS = 8
     SELFTEST_TOKENS = 4096
+    GRANULES = 1 << 29  # REQUESTS leases of CONTEXT tokens
+    NAME_BYTES = 255
+    PROGRAM_TENSORS = 8192  # arena tensors of one program: bounds the overlap check
+    BYTES_LOG2 = 48  # no size in a plan exceeds 1 << 48 bytes
 
 
 class Target(IntEnum):
@@ -652,6 +656,23 @@ STATE_TENSORS: dict[str, tuple[Region, Unit, Dtype, str]] = {
     "out_tokens": (Region.IO, Unit.FIXED, Dtype.U32, "L"),
     "top_tokens": (Region.IO, Unit.FIXED, Dtype.U32, "L B"),
     "top_logprobs": (Region.IO, Unit.FIXED, Dtype.F32, "L B"),
+}
+
+# Operands whose values the runtime writes and a kernel uses as indices or trusts: each must be the table of that name.
+# operand -> (table in a BODY program, table in a HEAD program).
+TABLE_OPERANDS: dict[str, tuple[str, str]] = {
+    "tokens": ("row_tokens", "row_tokens"),
+    "positions": ("row_positions", "head_positions"),
+    "leases": ("row_leases", "row_leases"),
+    "row_index": ("head_rows", "head_rows"),
+    "requests": ("head_requests", "head_requests"),
+    "granules": ("granule_table", "granule_table"),
+    "sampling": ("sampling", "sampling"),
+    "token_counts": ("token_counts", "token_counts"),
+    "logits": ("logits", "logits"),
+    "out_tokens": ("out_tokens", "out_tokens"),
+    "top_tokens": ("top_tokens", "top_tokens"),
+    "top_logprobs": ("top_logprobs", "top_logprobs"),
 }
 
 

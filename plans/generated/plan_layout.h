@@ -47,6 +47,10 @@ inline constexpr uint32_t kLimitHeadRows = 256u;
 inline constexpr uint32_t kLimitRequests = 4096u;
 inline constexpr uint32_t kLimitEosTokens = 8u;
 inline constexpr uint32_t kLimitSelftestTokens = 4096u;
+inline constexpr uint32_t kLimitGranules = 536870912u;
+inline constexpr uint32_t kLimitNameBytes = 255u;
+inline constexpr uint32_t kLimitProgramTensors = 8192u;
+inline constexpr uint32_t kLimitBytesLog2 = 48u;
 
 enum class Target : uint32_t {
   kCpu = 1,
@@ -681,6 +685,27 @@ inline constexpr StateTensorSpec kStateTensors[] = {
     {"out_tokens", Region::kIo, Unit::kFixed, Dtype::kU32, "L"},
     {"top_tokens", Region::kIo, Unit::kFixed, Dtype::kU32, "L B"},
     {"top_logprobs", Region::kIo, Unit::kFixed, Dtype::kF32, "L B"},
+};
+
+// Operands that must be one of the tables above, by family (VERIFY.md, BAD_COMMAND_TENSOR).
+struct TableOperandSpec {
+  const char* operand;
+  const char* body;
+  const char* head;
+};
+inline constexpr TableOperandSpec kTableOperands[] = {
+    {"tokens", "row_tokens", "row_tokens"},
+    {"positions", "row_positions", "head_positions"},
+    {"leases", "row_leases", "row_leases"},
+    {"row_index", "head_rows", "head_rows"},
+    {"requests", "head_requests", "head_requests"},
+    {"granules", "granule_table", "granule_table"},
+    {"sampling", "sampling", "sampling"},
+    {"token_counts", "token_counts", "token_counts"},
+    {"logits", "logits", "logits"},
+    {"out_tokens", "out_tokens", "out_tokens"},
+    {"top_tokens", "top_tokens", "top_tokens"},
+    {"top_logprobs", "top_logprobs", "top_logprobs"},
 };
 
 }  // namespace ingot::plan

@@ -447,7 +447,10 @@ struct SamplingRecord {
   uint32_t stop_tokens[16];  // tokens that end the request
   uint32_t bias_tokens[64];  // tokens whose logit is shifted
   float bias_values[64];  // added to the logit, -100 to 100
-  uint8_t padding[128];  // zero
+  uint32_t prompt_count;  // tokens of the prompt: the sampled token's position minus this is how many were generated
+  uint32_t eos_count;  // entries used in eos_tokens; 0 when ignore_eos
+  uint32_t eos_tokens[8];  // the plan's eos tokens: they end the request and min_tokens masks them
+  uint8_t padding[88];  // zero
 };
 static_assert(sizeof(SamplingRecord) == 768);
 static_assert(offsetof(SamplingRecord, seed) == 0);
@@ -468,7 +471,10 @@ static_assert(offsetof(SamplingRecord, bias_count) == 60);
 static_assert(offsetof(SamplingRecord, stop_tokens) == 64);
 static_assert(offsetof(SamplingRecord, bias_tokens) == 128);
 static_assert(offsetof(SamplingRecord, bias_values) == 384);
-static_assert(offsetof(SamplingRecord, padding) == 640);
+static_assert(offsetof(SamplingRecord, prompt_count) == 640);
+static_assert(offsetof(SamplingRecord, eos_count) == 644);
+static_assert(offsetof(SamplingRecord, eos_tokens) == 648);
+static_assert(offsetof(SamplingRecord, padding) == 680);
 
 // One generated token as the reader sees it.
 struct EventRecord {

@@ -451,7 +451,7 @@ SAMPLING = Record("SamplingRecord", "How a request samples: written once at subm
     _f("stop_tokens", "u32", "tokens that end the request", 16),
     _f("bias_tokens", "u32", "tokens whose logit is shifted", 64),
     _f("bias_values", "f32", "added to the logit, -100 to 100", 64),
-    _f("prompt_count", "u32", "tokens of the prompt: the sampled token's position minus this is how many were generated"),
+    _f("prompt_count", "u32", "prompt tokens: the sampled token's position less this were generated"),
     _f("eos_count", "u32", "entries used in eos_tokens; 0 when ignore_eos"),
     _f("eos_tokens", "u32", "the plan's eos tokens: they end the request and min_tokens masks them", 8),
     _f("padding", "u8", "zero", 88),

@@ -1,7 +1,7 @@
 """The native runtime (nanobind module `_ingot`, source `bindings.cc`): plans, engines, requests.
 
-One `Engine` may be used from several Python threads: its methods take turns. `step`, `score`, `seal` and the constructors
-release the GIL while they run. Every refusal is an `IngotError`; a wrong argument type is a `TypeError`.
+One `Engine` may be used from several Python threads: its methods take turns. No method holds the GIL while it
+computes or waits. Every refusal is an `IngotError`; a wrong argument type is a `TypeError`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -131,14 +131,14 @@ class Engine:
         stop_tokens: Sequence[int] = (),
         logit_bias: Mapping[int, float] | None = None,
     ) -> int:
-        """Admits a request and returns its handle. Temperature 0 is greedy. `tokens` is 1-d, contiguous uint32."""
+        """Admits a request and returns its handle. Temperature 0 is greedy. `tokens` is 1-d uint32."""
     def step(self) -> int:
         """Runs one step over all running requests; rows computed, 0 when there is nothing to do."""
     def poll(self, handle: int, capacity: int = 64) -> list[Event]:
         """Takes up to `capacity` (1 to 64) events. The event with a `finish` spends the handle."""
     def cancel(self, handle: int) -> None: ...
     def score(self, tokens: NDArray[np.uint32], chunk: int = 0) -> NDArray[np.float32]:
-        """Logits after each token, (count, vocabulary), computed `chunk` rows a step (0: the largest bucket)."""
+        """Logits after each token, (count, vocabulary); `chunk` rows a step (0: the largest bucket)."""
     @property
     def stats(self) -> Stats: ...
     def close(self) -> None:

@@ -447,7 +447,7 @@ struct SamplingRecord {
   uint32_t stop_tokens[16];  // tokens that end the request
   uint32_t bias_tokens[64];  // tokens whose logit is shifted
   float bias_values[64];  // added to the logit, -100 to 100
-  uint32_t prompt_count;  // tokens of the prompt: the sampled token's position minus this is how many were generated
+  uint32_t prompt_count;  // prompt tokens: the sampled token's position less this were generated
   uint32_t eos_count;  // entries used in eos_tokens; 0 when ignore_eos
   uint32_t eos_tokens[8];  // the plan's eos tokens: they end the request and min_tokens masks them
   uint8_t padding[88];  // zero

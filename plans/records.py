@@ -98,3 +98,4 @@ class PlanTables:
     tokenizer: bytes | None = None
     template: bytes | None = None
     selftest_bytes: int = 0  # size of the SELFTEST section, written after the weights; 0: none
+    drift: Mapping[str, object] | None = None  # JSON-able: the measured distance from the unquantised model

@@ -1,6 +1,6 @@
-// Operating errors and programmer errors. `fail` fills the caller's ingot_error with a code, two numbers and a sentence of
-// ours: lower case, what was found, what is allowed, what to do. INGOT_ASSERT is for what cannot happen unless the
-// runtime is wrong: it prints the invariant's id and aborts, in production too.
+// Operating errors and programmer errors. `fail` fills the caller's ingot_error with a code, two numbers and
+// a sentence of ours: lower case, what was found, what is allowed, what to do. INGOT_ASSERT is for what
+// cannot happen unless the runtime is wrong: it prints the invariant's id and aborts, in production too.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,8 @@ const char* errno_text(int value);
 
 }  // namespace ingot::core
 
-#define INGOT_ASSERT(condition, id, text)                                      \
-  do {                                                                         \
-    if (!(condition)) [[unlikely]]                                             \
-      ::ingot::core::abort_invariant(id, text, __FILE__, __LINE__);            \
+#define INGOT_ASSERT(condition, id, text)                           \
+  do {                                                              \
+    if (!(condition)) [[unlikely]]                                  \
+      ::ingot::core::abort_invariant(id, text, __FILE__, __LINE__); \
   } while (false)

@@ -1,5 +1,5 @@
-// The KV pool: granules of 128 tokens on a free list inside STATE. A lease takes all granules a request can ever need at
-// admission and returns them at its end; nothing grows, moves or is evicted (INV-04).
+// The KV pool: granules of 128 tokens on a free list inside STATE. A lease takes all granules a request can
+// ever need at admission and returns them at its end; nothing grows, moves or is evicted (INV-04).
 #pragma once
 
 #include <cstdint>

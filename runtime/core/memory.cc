@@ -1,12 +1,12 @@
 #include "memory.h"
 
-#include <cerrno>
-#include <cstdlib>
-#include <cstring>
-
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
 
 #include "error.h"
 
@@ -56,7 +56,8 @@ uint64_t difference(uint64_t limit, uint64_t used) {
 void touch(std::byte* address, uint64_t bytes) {
   if (::madvise(address, bytes, MADV_POPULATE_WRITE) == 0) return;
   const uint64_t step = page_bytes();
-  for (uint64_t at = 0; at < bytes; at += step) *reinterpret_cast<volatile std::byte*>(address + at) = std::byte{0};
+  for (uint64_t at = 0; at < bytes; at += step)
+    *reinterpret_cast<volatile std::byte*>(address + at) = std::byte{0};
 }
 
 }  // namespace
@@ -65,7 +66,8 @@ uint64_t page_bytes() { return static_cast<uint64_t>(::sysconf(_SC_PAGESIZE)); }
 
 uint64_t available_bytes() {
   const uint64_t machine = machine_available();
-  const uint64_t group = difference(read_number("/sys/fs/cgroup/memory.max"), read_number("/sys/fs/cgroup/memory.current"));
+  const uint64_t group =
+      difference(read_number("/sys/fs/cgroup/memory.max"), read_number("/sys/fs/cgroup/memory.current"));
   const uint64_t group_v1 = difference(read_number("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
                                        read_number("/sys/fs/cgroup/memory/memory.usage_in_bytes"));
   const uint64_t least = machine < group ? machine : group;

@@ -1,13 +1,13 @@
 #include "plan_file.h"
 
-#include <cerrno>
-#include <cstring>
-#include <new>
-
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <new>
 
 #include "memory.h"
 
@@ -18,8 +18,8 @@ namespace {
 constexpr uint64_t kCopiedBytesMax = uint64_t{1} << 30;
 
 ingot_code file_error(ingot_error* error, const char* action, const char* path, int number) {
-  return fail(error, INGOT_ERROR_FILE, 0, static_cast<uint64_t>(number), "cannot %s the plan %.120s: %s (error %d)", action,
-              path, errno_text(number), number);
+  return fail(error, INGOT_ERROR_FILE, 0, static_cast<uint64_t>(number),
+              "cannot %s the plan %.120s: %s (error %d)", action, path, errno_text(number), number);
 }
 
 // Reads exactly target.size() bytes at `offset`; 0, or an errno value (EIO when the file ends before).
@@ -37,13 +37,14 @@ int read_exactly(int file, uint64_t offset, std::span<std::byte> target) {
   return 0;
 }
 
-// Where the large sections begin according to a header that nobody has verified: at most `bytes`, a multiple of a page.
-// Any answer is safe; a wrong one only decides what is copied and what is mapped.
+// Where the large sections begin according to a header that nobody has verified: at most `bytes`, a multiple
+// of a page. Any answer is safe; a wrong one only decides what is copied and what is mapped.
 uint64_t copied_bytes(std::span<const std::byte> header, uint64_t bytes) {
   plan::Header fields;
   std::memcpy(&fields, header.data(), sizeof fields);
   uint64_t least = bytes;
-  const uint32_t count = fields.section_count < plan::kLimitSections ? fields.section_count : plan::kLimitSections;
+  const uint32_t count =
+      fields.section_count < plan::kLimitSections ? fields.section_count : plan::kLimitSections;
   for (uint32_t i = 0; i < count; ++i) {
     plan::SectionRecord section;
     std::memcpy(&section, header.data() + plan::kSectionTableOffset + i * sizeof section, sizeof section);
@@ -61,24 +62,26 @@ struct Mapping {
   uint64_t copied = 0;  // leading bytes of the file that are a copy
 };
 
-// Maps [control block page][file] and copies the head of the file; 0, or an errno value and nothing is mapped.
+// Maps [control block page][file] and copies the head of the file; 0, or an errno value and nothing is
+// mapped.
 int map_file(int file, uint64_t bytes, Mapping* mapping) {
   const uint64_t page = page_bytes();
   alignas(64) std::byte header[plan::kPageBytes] = {};
   const uint64_t header_bytes = bytes < sizeof header ? bytes : sizeof header;
-  if (const int number = read_exactly(file, 0, std::span(header).first(header_bytes)); number != 0) return number;
+  if (const int number = read_exactly(file, 0, std::span(header).first(header_bytes)); number != 0)
+    return number;
   mapping->copied = copied_bytes(header, bytes);
   if (mapping->copied < header_bytes) mapping->copied = bytes < page ? bytes : page;
   mapping->bytes = page + (bytes + page - 1) / page * page;
-  void* mapped =
-      ::mmap(nullptr, mapping->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* mapped = ::mmap(nullptr, mapping->bytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) return errno;
   mapping->base = static_cast<std::byte*>(mapped);
   std::byte* content = mapping->base + page;
   int number = read_exactly(file, 0, {content, mapping->copied});
   if (number == 0 && mapping->copied < bytes) {
-    void* rest = ::mmap(content + mapping->copied, bytes - mapping->copied, PROT_READ, MAP_PRIVATE | MAP_FIXED, file,
-                        static_cast<off_t>(mapping->copied));
+    void* rest = ::mmap(content + mapping->copied, bytes - mapping->copied, PROT_READ,
+                        MAP_PRIVATE | MAP_FIXED, file, static_cast<off_t>(mapping->copied));
     if (rest == MAP_FAILED) number = errno;
   }
   if (number == 0 && ::mprotect(content, mapping->bytes - page, PROT_READ) != 0) number = errno;
@@ -98,7 +101,8 @@ int open_regular(const char* path, uint64_t* bytes, ingot_error* error) {
     file_error(error, "examine", path, errno);
   } else if (!S_ISREG(status.st_mode)) {
     const int number = S_ISDIR(status.st_mode) ? EISDIR : EINVAL;
-    fail(error, INGOT_ERROR_FILE, 0, static_cast<uint64_t>(number), "%.160s is %s: give the path of a plan file", path,
+    fail(error, INGOT_ERROR_FILE, 0, static_cast<uint64_t>(number),
+         "%.160s is %s: give the path of a plan file", path,
          S_ISDIR(status.st_mode) ? "a directory" : "not a regular file");
   } else if (status.st_size == 0) {
     fail(error, INGOT_ERROR_FILE, plan::kPageBytes, 0, "%.160s is empty: a plan has at least %u bytes", path,
@@ -132,8 +136,8 @@ ingot_code open_plan(const char* path, ingot_plan** plan, ingot_error* error) {
   if (reason != plan::Reason::kOk) {
     ::munmap(mapping.base, mapping.bytes);
     ::close(file);
-    fail(error, INGOT_ERROR_PLAN, index, static_cast<uint64_t>(reason), "%s (reason %u, index %llu)", reason_text(reason),
-         static_cast<unsigned>(reason), static_cast<unsigned long long>(index));
+    fail(error, INGOT_ERROR_PLAN, index, static_cast<uint64_t>(reason), "%s (reason %u, index %llu)",
+         reason_text(reason), static_cast<unsigned>(reason), static_cast<unsigned long long>(index));
     error->reason = static_cast<uint32_t>(reason);
     return INGOT_ERROR_PLAN;
   }
@@ -151,7 +155,8 @@ void drop_plan(const ingot_plan& plan) {
   ::munmap(plan.mapping, plan.mapping_bytes);
 }
 
-ingot_code read_section(const ingot_plan& plan, plan::Section kind, std::span<std::byte> target, ingot_error* error) {
+ingot_code read_section(const ingot_plan& plan, plan::Section kind, std::span<std::byte> target,
+                        ingot_error* error) {
   const std::span<const std::byte> section = plan.view.section(kind);
   INGOT_ASSERT(section.size() == target.size(), "plan", "a region has the size of the section that fills it");
   const auto offset = static_cast<uint64_t>(section.data() - plan.view.file.data());

@@ -1,5 +1,6 @@
-// Where the six regions lie and how a tensor record becomes an address. A region holds its FIXED part, then one stride per
-// granule, then one stride per request slot, each part beginning on a page (runtime/README.md, Addresses).
+// Where the six regions lie and how a tensor record becomes an address. A region holds its FIXED part, then
+// one stride per granule, then one stride per request slot, each part beginning on a page (runtime/README.md,
+// Addresses).
 #pragma once
 
 #include <cstddef>

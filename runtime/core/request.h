@@ -1,5 +1,5 @@
-// What the runtime knows of a request, in STATE, and the lists that requests are on. A request holds a slot from submit
-// until its last event was taken, and a lease (granules) from submit until it ends.
+// What the runtime knows of a request, in STATE, and the lists that requests are on. A request holds a slot
+// from submit until its last event was taken, and a lease (granules) from submit until it ends.
 #pragma once
 
 #include <cstdint>
@@ -16,18 +16,19 @@ enum class RequestState : uint32_t {
   kScore = 4,    // held by ingot_score
 };
 
-// One per slot (tensor "request"). Positions are half-open: tokens [0, length) are known, [0, written) are in KV.
+// One per slot (tensor "request"). Positions are half-open: tokens [0, length) are known, [0, written) are in
+// KV.
 struct Request {
   RequestState state;
-  uint32_t generation;    // of the slot; the handle's high half
-  uint32_t prompt_count;  // tokens of the prompt
-  uint32_t length;        // tokens known: prompt and generated
-  uint32_t written;       // tokens whose K and V are in the granules: the write position
-  uint32_t capacity;      // tokens the lease was taken for: prompt + max_tokens
-  uint32_t granules;      // granules of the lease
-  plan::Finish finish;    // how it ended
-  uint32_t ring_begin;    // oldest event in the ring
-  uint32_t ring_count;    // events that wait to be polled
+  uint32_t generation;      // of the slot; the handle's high half
+  uint32_t prompt_count;    // tokens of the prompt
+  uint32_t length;          // tokens known: prompt and generated
+  uint32_t written;         // tokens whose K and V are in the granules: the write position
+  uint32_t capacity;        // tokens the lease was taken for: prompt + max_tokens
+  uint32_t granules;        // granules of the lease
+  plan::Finish finish;      // how it ended
+  uint32_t ring_begin;      // oldest event in the ring
+  uint32_t ring_count;      // events that wait to be polled
   uint32_t next, previous;  // neighbours on a list; kNoneIndex at its ends
   uint32_t padding[52];
 };

@@ -1,6 +1,6 @@
-// The runtime's only source of randomness: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
-// SC 2011), a counter-based generator. A draw depends on the request's seed and the sampled token's position alone, so
-// that it does not matter which other requests run or in which order rows are sampled.
+// The runtime's only source of randomness: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as
+// 1, 2, 3", SC 2011), a counter-based generator. A draw depends on the request's seed and the sampled token's
+// position alone, so that it does not matter which other requests run or in which order rows are sampled.
 #pragma once
 
 #include <array>
@@ -22,10 +22,12 @@ constexpr std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, std::a
 
 // Uniform in [0, 1), a multiple of 2^-53: words 0 (low) and 1 (high) of philox((position, 0, 0, 0), seed).
 constexpr double uniform(uint64_t seed, uint32_t position) {
-  const auto words = philox({position, 0, 0, 0}, {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+  const auto words =
+      philox({position, 0, 0, 0}, {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
   return static_cast<double>((uint64_t{words[1]} << 32 | words[0]) >> 11) * 0x1p-53;
 }
 
-static_assert(philox({0, 0, 0, 0}, {0, 0}) == std::array<uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
+static_assert(philox({0, 0, 0, 0}, {0, 0}) ==
+              std::array<uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
 
 }  // namespace ingot::core

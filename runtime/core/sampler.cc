@@ -85,7 +85,8 @@ struct Logprobs {
 };
 
 // The `count` largest of x in descending order, ties by id, into tokens[1..] and logprobs[1..].
-void top_logprobs(std::span<const float> x, uint32_t count, const Logprobs& of, uint32_t* tokens, float* logprobs) {
+void top_logprobs(std::span<const float> x, uint32_t count, const Logprobs& of, uint32_t* tokens,
+                  float* logprobs) {
   float values[plan::kTopLogprobsMax + 1];
   uint32_t used = 0;
   for (uint32_t i = 0; i < x.size(); ++i) {
@@ -154,8 +155,8 @@ struct Cut {
   uint64_t equal = UINT64_MAX;
 };
 
-// The smallest set of largest values whose masses add up to at least `target`, found digit by digit of the key (radix
-// selection: three passes, no sorting, no memory). `weights` are the masses; nullptr: one each.
+// The smallest set of largest values whose masses add up to at least `target`, found digit by digit of the
+// key (radix selection: three passes, no sorting, no memory). `weights` are the masses; nullptr: one each.
 Cut select(std::span<const float> values, const float* weights, double target) {
   constexpr uint32_t kShifts[] = {21, 10, 0};
   constexpr uint32_t kWidths[] = {11, 11, 10};
@@ -169,7 +170,8 @@ Cut select(std::span<const float> values, const float* weights, double target) {
     for (size_t i = 0; i < values.size(); ++i) {
       const uint32_t key = order_key(values[i]);
       if (uint64_t{key} >> kShifts[digit] >> kWidths[digit] != prefix) continue;
-      histogram[(key >> kShifts[digit]) & (buckets - 1)] += weights == nullptr ? 1.0 : static_cast<double>(weights[i]);
+      histogram[(key >> kShifts[digit]) & (buckets - 1)] +=
+          weights == nullptr ? 1.0 : static_cast<double>(weights[i]);
     }
     uint32_t chosen = 0;
     double before = above;  // mass above the chosen bucket
@@ -180,7 +182,8 @@ Cut select(std::span<const float> values, const float* weights, double target) {
       above += histogram[b];
       if (above >= target) break;
     }
-    // A digit's sums may round below the target that the digit before had reached: then it is the last bucket.
+    // A digit's sums may round below the target that the digit before had reached: then it is the last
+    // bucket.
     above = before;
     cut.key |= chosen << kShifts[digit];
   }
@@ -255,7 +258,8 @@ void run(const cpu::KernelArgs& args, uint32_t begin, uint32_t end) {
     const SampleRow row{
         {logits + r * vocabulary, vocabulary},
         reinterpret_cast<const uint16_t*>(args.operand[4].data + request * args.operand[4].stride),
-        reinterpret_cast<const plan::SamplingRecord*>(args.operand[3].data + request * args.operand[3].stride),
+        reinterpret_cast<const plan::SamplingRecord*>(args.operand[3].data +
+                                                      request * args.operand[3].stride),
         positions[r],
         values,
         values + vocabulary,
@@ -282,11 +286,15 @@ double log_unfused(double x) {
   const double s = f / (2.0 + f);
   const double z = s * s;
   const double w = z * z;
-  const double even = w * (3.999999999940941908e-01 + w * (2.222219843214978396e-01 + w * 1.531383769920937332e-01));
-  const double odd = z * (6.666666666666735130e-01 + w * (2.857142874366239149e-01 + w * (1.818357216161805012e-01 + w * 1.479819860511658591e-01)));
+  const double even =
+      w * (3.999999999940941908e-01 + w * (2.222219843214978396e-01 + w * 1.531383769920937332e-01));
+  const double odd =
+      z * (6.666666666666735130e-01 +
+           w * (2.857142874366239149e-01 + w * (1.818357216161805012e-01 + w * 1.479819860511658591e-01)));
   const double half = 0.5 * f * f;
   const double k = exponent;
-  return k * 6.93147180369123816490e-01 - ((half - (s * (half + (even + odd)) + k * 1.90821492927058770002e-10)) - f);
+  return k * 6.93147180369123816490e-01 -
+         ((half - (s * (half + (even + odd)) + k * 1.90821492927058770002e-10)) - f);
 }
 
 uint32_t sample_row(const SampleRow& row, uint32_t* top_tokens, float* top_logprobs_out) {

@@ -1,4 +1,5 @@
-// Addresses of the tables that the runtime's own code reads and writes: STATE_TENSORS of plans/layout.py, by name.
+// Addresses of the tables that the runtime's own code reads and writes: STATE_TENSORS of plans/layout.py, by
+// name.
 #pragma once
 
 #include "plan.h"
@@ -7,14 +8,14 @@
 namespace ingot::core {
 
 struct Tables {
-  Place engine;          // (ENGINE_BYTES) u8
-  Place granule_links;   // per granule (4) u32
-  Place request_tokens;  // per request (context) u32
-  Place token_counts;    // per request (V) u16
-  Place granule_table;   // per request (granules of a context) u32
-  Place sampling;        // per request SamplingRecord
-  Place events;          // per request (EVENT_RING_ENTRIES) EventRecord
-  Place request;         // per request Request
+  Place engine;              // (ENGINE_BYTES) u8
+  Place granule_links;       // per granule (4) u32
+  Place request_tokens;      // per request (context) u32
+  Place token_counts;        // per request (V) u16
+  Place granule_table;       // per request (granules of a context) u32
+  Place sampling;            // per request SamplingRecord
+  Place events;              // per request (EVENT_RING_ENTRIES) EventRecord
+  Place request;             // per request Request
   uint32_t* row_tokens;      // (rows_max)
   uint32_t* row_positions;   // (rows_max)
   uint32_t* row_leases;      // (rows_max) request slots

@@ -7,7 +7,8 @@
 namespace ingot::cpu {
 namespace {
 
-// Pieces that a phase is cut into per worker: a few, so that a worker that was interrupted does not hold up the others.
+// Pieces that a phase is cut into per worker: a few, so that a worker that was interrupted does not hold up
+// the others.
 constexpr uint32_t kPiecesPerWorker = 4;
 
 }  // namespace

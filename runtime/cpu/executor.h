@@ -1,5 +1,5 @@
-// Walks a program's commands: resolves a command's operands to addresses, then runs its kernel's phases on all workers with
-// a barrier after each. Every worker walks the same list; only items are divided.
+// Walks a program's commands: resolves a command's operands to addresses, then runs its kernel's phases on
+// all workers with a barrier after each. Every worker walks the same list; only items are divided.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@ namespace ingot::cpu {
 
 class Executor {
  public:
-  // Takes the kernels of `isa`; kNoneIndex, or the id of a kernel of the plan that this build does not have. `plan` and
-  // `regions` outlive the executor.
+  // Takes the kernels of `isa`; kNoneIndex, or the id of a kernel of the plan that this build does not have.
+  // `plan` and `regions` outlive the executor.
   uint32_t bind(const PlanView& plan, const core::Regions& regions, uint32_t requests, Isa isa);
   // Starts workers; 0 or an errno value.
   int start(uint32_t threads) { return pool_.start(threads); }

@@ -1,5 +1,5 @@
-// Rounding to nearest with denormals kept, whatever the embedding program or its libraries have set (runtime/README.md,
-// rounding rules). The previous mode comes back when the scope ends.
+// Rounding to nearest with denormals kept, whatever the embedding program or its libraries have set
+// (runtime/README.md, rounding rules). The previous mode comes back when the scope ends.
 #pragma once
 
 #include <cstdint>

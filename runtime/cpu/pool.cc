@@ -1,19 +1,20 @@
 #include "pool.h"
 
-#include <cerrno>
-#include <climits>
-#include <csignal>
-#include <cstdio>
-
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <climits>
+#include <csignal>
+#include <cstdio>
+
 namespace ingot::cpu {
 namespace {
 
-// Reads of a signal before parking: tens of microseconds, longer than a phase's imbalance and shorter than a time slice.
+// Reads of a signal before parking: tens of microseconds, longer than a phase's imbalance and shorter than a
+// time slice.
 constexpr uint32_t kSpins = 2000;
 // With more workers than processors a spinning worker keeps another one from running.
 constexpr uint32_t kSpinsOversubscribed = 20;
@@ -29,7 +30,8 @@ void relax() {
 }
 
 void futex(std::atomic<uint32_t>* word, int operation, uint32_t value) {
-  static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t) && std::atomic<uint32_t>::is_always_lock_free);
+  static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t) &&
+                std::atomic<uint32_t>::is_always_lock_free);
   ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), operation, value, nullptr, nullptr, 0);
 }
 
@@ -56,8 +58,9 @@ uint32_t processors() {
   return count < 1 ? 1 : static_cast<uint32_t>(count);
 }
 
-// `set` stores the value and then looks for parked threads; `wait_changed` announces itself as parked and then looks at the
-// value. Both orders are sequentially consistent, so one of the two sees the other and no wake-up is lost.
+// `set` stores the value and then looks for parked threads; `wait_changed` announces itself as parked and
+// then looks at the value. Both orders are sequentially consistent, so one of the two sees the other and no
+// wake-up is lost.
 void Signal::set(uint32_t value) {
   value_.store(value, std::memory_order_seq_cst);
   if (parked_.load(std::memory_order_seq_cst) != 0) futex(&value_, FUTEX_WAKE_PRIVATE, INT_MAX);
@@ -142,7 +145,8 @@ void* Pool::worker_main(void* pool) {
 }
 
 void Pool::work() {
-  // A worker has finished job n before it looks for job n + 1, so the epoch it waits on is the number of jobs it ran.
+  // A worker has finished job n before it looks for job n + 1, so the epoch it waits on is the number of jobs
+  // it ran.
   for (uint32_t epoch = 0;; ++epoch) {
     epoch_.wait_changed(epoch, spins_);
     if (stopping_) return;

@@ -1,13 +1,13 @@
-// A fixed team of workers for one engine. The caller is worker 0; the others are started once, spin briefly for work and then
-// park in the kernel, so that an idle engine uses no processor time. Inside a job, `claim` hands out items and `barrier`
-// waits for all workers; which worker computes an item never changes a result (INV-06). Nothing here allocates after
-// `start`.
+// A fixed team of workers for one engine. The caller is worker 0; the others are started once, spin briefly
+// for work and then park in the kernel, so that an idle engine uses no processor time. Inside a job, `claim`
+// hands out items and `barrier` waits for all workers; which worker computes an item never changes a result
+// (INV-06). Nothing here allocates after `start`.
 #pragma once
+
+#include <pthread.h>
 
 #include <atomic>
 #include <cstdint>
-
-#include <pthread.h>
 
 namespace ingot::cpu {
 

@@ -46,7 +46,8 @@ typedef enum ingot_code {
   INGOT_ERROR_CAPACITY = 13,      /* 429 not enough free granules now (limit: free, actual: needed) */
   INGOT_ERROR_HANDLE = 14,        /* 404 the handle names no live request */
   INGOT_ERROR_THREADS = 15,       /* 500 a worker thread could not be started */
-  INGOT_ERROR_POOL = 16           /* 400 the pool chosen at open cannot hold this request even when empty */
+  INGOT_ERROR_POOL = 16,          /* 400 the pool chosen at open cannot hold this request even when empty */
+  INGOT_ERROR_SELFTEST = 17       /* 500 the golden prompt gave other logits (limit, actual: millionths of their size) */
 } ingot_code;
 
 typedef struct ingot_error {
@@ -75,7 +76,8 @@ typedef struct ingot_options {
   uint32_t isa;          /* ingot_isa; every choice gives the same bits */
   uint32_t step_rows;    /* most rows of a step, at most the plan's largest bucket; bounds a step's time */
   uint32_t lock_memory;  /* 1: mlock the regions; a failure is an error */
-  void* memory;          /* caller-owned block of ingot_total_bytes bytes, aligned to 2 MiB, or NULL */
+  void* memory;          /* caller-owned block of *total_bytes bytes (ingot_regions), aligned to 2 MiB, or NULL: the
+                            regions lie in it one after another, in order; it outlives the engine */
 } ingot_options;
 
 typedef struct ingot_region {

@@ -30,6 +30,9 @@ _TABLES = {
     name: {Family.BODY: body.encode(), Family.HEAD: head.encode()}
     for name, (body, head) in TABLE_OPERANDS.items()
 }
+_NEEDS = {int(kernel): [int(operand.needs) for operand in spec.operands] for kernel, spec in KERNELS.items()}
+_DIMS = {operand.dims: operand.dims.split() for spec in KERNELS.values() for operand in spec.operands}
+_GATHER, _SILU_MUL = int(Flag.GATHER), int(Flag.SILU_MUL)
 Command = tuple[Any, ...]  # kernel, flags, layer, 14 tensors, 4 f, 6 u, padding, two costs
 
 
@@ -41,9 +44,9 @@ def _by_program(plan: PlanBytes) -> Iterator[tuple[int, Command, ProgramRow]]:
 
 def _present(plan: PlanBytes, command: Command) -> Iterator[tuple[Operand, int, TensorRow]]:
     """(operand, tensor index, tensor) of a command whose operands passed step 29."""
-    flags = command[1]
-    for operand, t in zip(KERNELS[command[0]].operands, command[3:17], strict=False):
-        if not operand.needs or flags & operand.needs:
+    kernel, flags = command[:2]
+    for operand, needs, t in zip(KERNELS[kernel].operands, _NEEDS[kernel], command[3:17], strict=False):
+        if not needs or flags & needs:
             yield operand, t, plan.tensors[t]
 
 
@@ -57,7 +60,7 @@ def _command_fields(plan: PlanBytes) -> int | None:
         spec: KernelSpec = KERNELS[kernel]
         if _FAMILY.get(spec.id, program.family) != program.family or flags & ~spec.flags:
             return c
-        if flags & Flag.GATHER and program.family != Family.HEAD:
+        if flags & _GATHER and program.family != Family.HEAD:
             return c
         if layer >= layers and layer != NONE_INDEX:
             return c
@@ -76,7 +79,7 @@ def _operand_good(plan: PlanBytes, operand: Operand, tensor: TensorRow, flags: i
         return False
     if Layout.PANELS_PAIRED in operand.layout:
         paired = tensor.layout == Layout.PANELS_PAIRED
-        if paired != bool(flags & Flag.SILU_MUL):
+        if paired != bool(flags & _SILU_MUL):
             return False
     table = _TABLES.get(operand.name)
     return table is None or plan.name(tensor) == table[family]
@@ -85,9 +88,11 @@ def _operand_good(plan: PlanBytes, operand: Operand, tensor: TensorRow, flags: i
 def _command_tensors(plan: PlanBytes) -> int | None:
     count = len(plan.tensors)
     for c, command, program in _by_program(plan):
-        operands, flags = KERNELS[command[0]].operands, command[1]
+        kernel, flags = command[:2]
+        operands, needs = KERNELS[kernel].operands, _NEEDS[kernel]
+        family = Family(program.family)
         for o, t in enumerate(command[3:17]):
-            present = o < len(operands) and (not operands[o].needs or flags & operands[o].needs)
+            present = o < len(operands) and (not needs[o] or flags & needs[o])
             if not present:
                 if t != NONE_INDEX:
                     return c
@@ -123,12 +128,12 @@ def _symbols(plan: PlanBytes) -> dict[str, int]:
 
 
 def _shape_good(plan: PlanBytes, command: Command, program: ProgramRow, fixed: dict[str, int]) -> bool:
-    gather = command[1] & Flag.GATHER
+    gather = command[1] & _GATHER
     io_rows = fixed["M"] if program.family == Family.BODY else fixed["L"]
     values = fixed | {"R": program.rows, "E": fixed["M"] if gather else program.rows}
     weight: TensorRow | None = None
     for operand, _, tensor in _present(plan, command):
-        symbols = operand.dims.split()
+        symbols = _DIMS[operand.dims]
         if tensor.rank != len(symbols):
             return False
         if operand.name == "weight":
@@ -139,7 +144,7 @@ def _shape_good(plan: PlanBytes, command: Command, program: ProgramRow, fixed: d
                 value = io_rows
             if dim != value:
                 return False
-    if "W" in values and values["W"] != values["N"] * (2 if command[1] & Flag.SILU_MUL else 1):
+    if "W" in values and values["W"] != values["N"] * (2 if command[1] & _SILU_MUL else 1):
         return False
     if weight is None:
         return True

@@ -12,7 +12,6 @@ import numpy as np
 from ingot.plans.records import Selftest
 from ingot.plans.writer import PlanWriter
 from ingot.runtime import _ingot
-
 from support.tiny_plan import TinySpec, tiny_plan
 
 

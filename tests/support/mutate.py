@@ -47,7 +47,7 @@ class Parts:
     def count(self, kind: Section) -> int:
         return len(self.sections[kind]) // SECTION_RECORDS[kind].bytes
 
-    def edit(self, kind: Section, index: int, **values: object) -> None:
+    def edit(self, kind: Section, index: int, /, **values: object) -> None:
         """Sets fields of a record."""
         record = SECTION_RECORDS[kind]
         at = record.bytes * index

@@ -1,6 +1,14 @@
-// The Python module `_ingot` (nanobind) over the C API; `_ingot.pyi` states its interface. The only file of the runtime in
-// which exceptions exist. An Engine's methods take turns under a mutex and never hold the GIL while they compute or wait,
-// so that Python threads can neither overlap calls on one engine nor block each other.
+// The Python module `_ingot` (nanobind) over the C API; `_ingot.pyi` states its interface. The only file of
+// the runtime in which exceptions exist. An Engine's methods take turns under a mutex and never hold the GIL
+// while they compute or wait, so that Python threads can neither overlap calls on one engine nor block each
+// other.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -8,13 +16,6 @@
 #include <string>
 #include <utility>
 #include <vector>
-
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
 
 #include "ingot.h"
 
@@ -26,10 +27,10 @@ namespace {
 using Tokens = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Logits = nb::ndarray<nb::numpy, float, nb::ndim<2>, nb::c_contig>;
 
-constexpr const char* kCodeNames[] = {"OK",          "FILE",        "PLAN",  "TARGET",   "MEMORY", "OPTION",
-                                      "STATE",       "PROMPT_EMPTY", "PROMPT_LONG", "TOKENS_LONG", "TOKEN",
-                                      "SAMPLING",    "BUSY",        "CAPACITY", "HANDLE",  "THREADS", "POOL",
-                                      "SELFTEST"};
+constexpr const char* kCodeNames[] = {"OK",      "FILE",     "PLAN",         "TARGET",      "MEMORY",
+                                      "OPTION",  "STATE",    "PROMPT_EMPTY", "PROMPT_LONG", "TOKENS_LONG",
+                                      "TOKEN",   "SAMPLING", "BUSY",         "CAPACITY",    "HANDLE",
+                                      "THREADS", "POOL",     "SELFTEST"};
 
 nb::handle error_class;  // lives as long as the module
 
@@ -162,13 +163,15 @@ struct Event {
   nb::object logprob() const { return has_logprob ? nb::object(nb::float_(record.logprob)) : nb::none(); }
   std::vector<std::pair<uint32_t, float>> top() const {
     std::vector<std::pair<uint32_t, float>> result;
-    for (uint32_t i = 0; i < record.top_count; ++i) result.emplace_back(record.top_tokens[i], record.top_logprobs[i]);
+    for (uint32_t i = 0; i < record.top_count; ++i)
+      result.emplace_back(record.top_tokens[i], record.top_logprobs[i]);
     return result;
   }
   bool has_logprob = false;
 };
 
-// What `submit` takes beside the tokens, as ingot_sampling; counts over a limit are left for the runtime to refuse.
+// What `submit` takes beside the tokens, as ingot_sampling; counts over a limit are left for the runtime to
+// refuse.
 ingot_sampling sampling_of(const std::vector<uint32_t>& stop_tokens, const nb::object& logit_bias) {
   ingot_sampling sampling = ingot_sampling_default();
   sampling.stop_count = static_cast<uint32_t>(stop_tokens.size());
@@ -236,10 +239,11 @@ class Engine {
     locked([](ingot_engine* engine, ingot_error* error) { return ingot_seal(engine, error); });
   }
 
-  uint64_t submit(const Tokens& tokens, std::optional<uint32_t> max_tokens, uint32_t min_tokens, uint64_t seed,
-                  float temperature, uint32_t top_k, float top_p, float min_p, float repetition_penalty,
-                  float presence_penalty, float frequency_penalty, bool logprobs, uint32_t top_logprobs, bool ignore_eos,
-                  const std::vector<uint32_t>& stop_tokens, const nb::object& logit_bias) {
+  uint64_t submit(const Tokens& tokens, std::optional<uint32_t> max_tokens, uint32_t min_tokens,
+                  uint64_t seed, float temperature, uint32_t top_k, float top_p, float min_p,
+                  float repetition_penalty, float presence_penalty, float frequency_penalty, bool logprobs,
+                  uint32_t top_logprobs, bool ignore_eos, const std::vector<uint32_t>& stop_tokens,
+                  const nb::object& logit_bias) {
     ingot_sampling sampling = sampling_of(stop_tokens, logit_bias);
     sampling.seed = seed;
     sampling.temperature = temperature;
@@ -355,14 +359,14 @@ std::pair<uint32_t, uint64_t> verify(const nb::bytes& data) {
 
 void bind_engine(nb::module_& module) {
   nb::class_<Engine>(module, "Engine")
-      .def(nb::init<const Plan&, uint64_t, uint32_t, uint32_t, const std::string&, uint32_t, bool>(), "plan"_a,
-           nb::kw_only(), "kv_tokens"_a = 0, "requests"_a = 0, "threads"_a = 0, "isa"_a = "auto", "step_rows"_a = 0,
-           "lock_memory"_a = false)
+      .def(nb::init<const Plan&, uint64_t, uint32_t, uint32_t, const std::string&, uint32_t, bool>(),
+           "plan"_a, nb::kw_only(), "kv_tokens"_a = 0, "requests"_a = 0, "threads"_a = 0, "isa"_a = "auto",
+           "step_rows"_a = 0, "lock_memory"_a = false)
       .def("seal", &Engine::seal)
-      .def("submit", &Engine::submit, "tokens"_a, nb::kw_only(), "max_tokens"_a = nb::none(), "min_tokens"_a = 0,
-           "seed"_a = 0, "temperature"_a = 0.0f, "top_k"_a = 0, "top_p"_a = 1.0f, "min_p"_a = 0.0f,
-           "repetition_penalty"_a = 1.0f, "presence_penalty"_a = 0.0f, "frequency_penalty"_a = 0.0f,
-           "logprobs"_a = false, "top_logprobs"_a = 0, "ignore_eos"_a = false,
+      .def("submit", &Engine::submit, "tokens"_a, nb::kw_only(), "max_tokens"_a = nb::none(),
+           "min_tokens"_a = 0, "seed"_a = 0, "temperature"_a = 0.0f, "top_k"_a = 0, "top_p"_a = 1.0f,
+           "min_p"_a = 0.0f, "repetition_penalty"_a = 1.0f, "presence_penalty"_a = 0.0f,
+           "frequency_penalty"_a = 0.0f, "logprobs"_a = false, "top_logprobs"_a = 0, "ignore_eos"_a = false,
            "stop_tokens"_a = std::vector<uint32_t>(), "logit_bias"_a = nb::none())
       .def("step", &Engine::step)
       .def("poll", &Engine::poll, "handle"_a, "capacity"_a = 64)

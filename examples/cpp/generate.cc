@@ -31,6 +31,7 @@ int main(int argc, char** argv) {
   sampling.seed = std::strtoull(argv[4], nullptr, 10);
   std::vector<uint32_t> prompt;
   for (int i = 5; i < argc; ++i) prompt.push_back(static_cast<uint32_t>(std::strtoul(argv[i], nullptr, 10)));
-  auto finish = engine->generate(prompt, sampling, [](const ingot_event& event) { std::printf("%u\n", event.token); });
+  auto finish =
+      engine->generate(prompt, sampling, [](const ingot_event& event) { std::printf("%u\n", event.token); });
   return finish ? 0 : refused(finish.error());
 }

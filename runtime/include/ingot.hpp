@@ -1,5 +1,6 @@
-// Ingot for C++20: RAII over ingot.h, header-only, without exceptions. Every call that can fail returns a Result, which holds
-// either its value or an ingot_error. An Engine is driven by one thread at a time; a Plan may be shared.
+// Ingot for C++20: RAII over ingot.h, header-only, without exceptions. Every call that can fail returns a
+// Result, which holds either its value or an ingot_error. An Engine is driven by one thread at a time; a Plan
+// may be shared.
 #pragma once
 
 #include <cstdint>
@@ -106,7 +107,8 @@ class Engine {
     ingot_handle handle = 0;
     ingot_error error;
     const uint32_t count = prompt.size() < UINT32_MAX ? static_cast<uint32_t>(prompt.size()) : UINT32_MAX;
-    if (ingot_submit(engine_.get(), prompt.data(), count, &sampling, &handle, &error) != INGOT_OK) return error;
+    if (ingot_submit(engine_.get(), prompt.data(), count, &sampling, &handle, &error) != INGOT_OK)
+      return error;
     return handle;
   }
   // One step over all running requests; rows computed, 0 when there is nothing to do.
@@ -135,10 +137,11 @@ class Engine {
     return stats;
   }
 
-  // Runs one request to its end, stepping all others along; calls on_event(const ingot_event&) for every token and returns
-  // how it finished.
+  // Runs one request to its end, stepping all others along; calls on_event(const ingot_event&) for every
+  // token and returns how it finished.
   template <typename OnEvent>
-  Result<ingot_finish> generate(std::span<const uint32_t> prompt, const Sampling& sampling, OnEvent&& on_event) {
+  Result<ingot_finish> generate(std::span<const uint32_t> prompt, const Sampling& sampling,
+                                OnEvent&& on_event) {
     Result<ingot_handle> handle = submit(prompt, sampling);
     if (!handle) return handle.error();
     for (;;) {

@@ -1,4 +1,4 @@
-"""Plans and engines for the runtime's tests: tiny plans with a chosen self-test, and requests run to their end."""
+"""Plans and engines for the runtime's tests: tiny plans, sealed engines, requests run to their end."""
 
 from __future__ import annotations
 

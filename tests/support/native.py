@@ -1,4 +1,4 @@
-"""Builds the runtime's native tests once per session and finds them: `native("core_test")` is a path to run or to load."""
+"""Builds the runtime's native tests once per session: `native("core_test")` is a file to run or to load."""
 
 from __future__ import annotations
 

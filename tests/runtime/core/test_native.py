@@ -1,4 +1,4 @@
-"""Runs the native tests: memory, leases, lists, the thread pool (ThreadSanitizer too), faults and allocations."""
+"""Runs the native tests: memory, leases, lists, the thread pool (TSan too), faults, allocations."""
 
 from __future__ import annotations
 

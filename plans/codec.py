@@ -1,7 +1,8 @@
-"""A plan's tables between their Python form and the bytes of their sections, both ways, and where sections lie in the file.
+"""A plan's tables between their Python form and the bytes of their sections, both ways, and where sections
+lie in the file.
 
-`encode` and `decode` are inverse on every plan that `verify` accepts, up to META's and DRIFT's whitespace (they are
-written canonically). Nothing here touches a file.
+`encode` and `decode` are inverse on every plan that `verify` accepts, up to META's and DRIFT's whitespace
+(they are written canonically). Nothing here touches a file.
 """
 
 from __future__ import annotations
@@ -14,14 +15,25 @@ from typing import Any
 
 from . import layout
 from .layout import (
-    CHUNK_BYTES, HASH_BYTES, HUGE_PAGE_BYTES, PAGE_BYTES, SECTION_RECORDS, Family, Kernel, Record, Region, Section, Unit,
+    CHUNK_BYTES,
+    HASH_BYTES,
+    HUGE_PAGE_BYTES,
+    PAGE_BYTES,
+    SECTION_RECORDS,
+    Family,
+    Kernel,
+    Record,
+    Region,
+    Section,
+    Unit,
     round_up,
 )  # fmt: skip
 from .records import CommandEntry, PlanTables, ProgramEntry, RegionEntry, Selftest, TensorEntry
 
 # Header fields that belong to the file, not to the tables.
 FILE_FIELDS = frozenset({
-    "magic", "format_version", "header_bytes", "file_bytes", "section_count", "header_hash", "root_hash", "padding",
+    "magic", "format_version", "header_bytes", "file_bytes", "section_count", "header_hash", "root_hash",
+    "padding",
 })  # fmt: skip
 
 
@@ -37,7 +49,9 @@ class SectionEntry:
 
 
 def canonical_json(value: object) -> bytes:
-    """UTF-8 JSON with sorted keys and no spaces. Raises ValueError for NaN and infinity, TypeError for odd types."""
+    """UTF-8 JSON with sorted keys and no spaces. Raises ValueError for NaN and infinity, TypeError for odd
+    types.
+    """
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.encode()
 
@@ -154,7 +168,8 @@ def decode_selftest(raw: bytes | memoryview) -> Selftest:
     at = layout.SELFTEST.bytes
     values = struct.unpack_from(f"<{prompts}I{probes}I{probes}f", raw, at)
     return Selftest(
-        prompt=values[:prompts], probe_ids=values[prompts : prompts + probes], probe_logits=values[prompts + probes :],
+        prompt=values[:prompts], probe_ids=values[prompts : prompts + probes],
+        probe_logits=values[prompts + probes :],
         next_token=next_token, margin=margin, tolerance=tolerance,
     )  # fmt: skip
 

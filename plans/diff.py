@@ -21,9 +21,11 @@ _PIECE = 16 << 20  # bytes compared at once
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One difference: where ("header", "meta", "drift", "region", "section", "tensor", "bytes", "program", "command"), what, and both sides.
+    """One difference: where ("header", "meta", "drift", "region", "section", "tensor", "bytes", "program",
+    "command"), what, and both sides.
 
-    A side is None when the thing is not there. For "bytes" `before` is the number of bytes that differ and `after` the size.
+    A side is None when the thing is not there. For "bytes" `before` is the number of bytes that differ and
+    `after` the size.
     """
 
     where: str
@@ -81,7 +83,7 @@ def _regions(a: PlanFile, b: PlanFile) -> list[Change]:
 
 
 def _sections(a: PlanFile, b: PlanFile) -> list[Change]:
-    """Sections by size, and by their bytes where the size is the same; hashes differ whenever anything does."""
+    """Sections by size, and by their bytes where the size is the same; HASHES differ in any case."""
     sides = [{entry.kind: entry.bytes for entry in plan.sections} for plan in (a, b)]
     changes = []
     for kind in sorted({*sides[0], *sides[1]} - {Section.HASHES}):
@@ -137,7 +139,9 @@ def _tensors(a: PlanFile, b: PlanFile) -> list[Change]:
             count = differing_bytes(a.data(name[0]), b.data(name[0]))
             if count:
                 changes.append(Change("bytes", name[0], count, tensor.bytes))
-    changes += [Change("tensor", name[0], None, _describe(t)) for name, t in after.items() if name not in before]
+    changes += [
+        Change("tensor", name[0], None, _describe(t)) for name, t in after.items() if name not in before
+    ]
     return changes
 
 
@@ -173,9 +177,14 @@ def _programs(a: PlanFile, b: PlanFile) -> list[Change]:
             continue
         for field in ("command_count", "arena_bytes", "arena_lower_bound"):
             if getattr(left, field) != getattr(right, field):
-                changes.append(Change("program", f"{name}.{field}", getattr(left, field), getattr(right, field)))
+                changes.append(
+                    Change("program", f"{name}.{field}", getattr(left, field), getattr(right, field))
+                )
         lists = [
-            [_command(plan, command) for command in plan.tables.commands[p.command_begin :][: p.command_count]]
+            [
+                _command(plan, command)
+                for command in plan.tables.commands[p.command_begin :][: p.command_count]
+            ]
             for plan, p in ((a, left), (b, right))
         ]
         for i in range(max(map(len, lists))):

@@ -1,6 +1,8 @@
-"""What a plan is, for people and for programs: identity, model, numerics, sections, memory, programs, pool, drift.
+"""What a plan is, for people and for programs: identity, model, numerics, sections, memory, programs, pool,
+drift.
 
-`summary` gives plain JSON-able data; `render` shows the same facts as tables, with the concurrency that a memory budget gives.
+`summary` gives plain JSON-able data; `render` shows the same facts as tables, with the concurrency that a
+memory budget gives.
 """
 
 from __future__ import annotations
@@ -17,11 +19,22 @@ from .layout import GRANULE_TOKENS, NONE_INDEX, Dtype, Region, Target
 from .reader import PlanFile
 from .sizing import Concurrency, Sizing, concurrency_table, format_bytes, sizing
 
-_MODEL_FIELDS = ("vocabulary", "layers", "hidden", "query_heads", "kv_heads", "head_size", "rotary_pairs", "context")
+_MODEL_FIELDS = (
+    "vocabulary",
+    "layers",
+    "hidden",
+    "query_heads",
+    "kv_heads",
+    "head_size",
+    "rotary_pairs",
+    "context",
+)
 
 
 def summary(plan: PlanFile, memory_bytes: int | None = None) -> dict[str, Any]:
-    """The plan's facts under fixed keys; sizes in bytes. `concurrency` is there when a memory budget is given."""
+    """The plan's facts under fixed keys; sizes in bytes. `concurrency` is there when a memory budget is
+    given.
+    """
     header = plan.header
     defaults = sizing(plan.tables)
     result: dict[str, Any] = {
@@ -30,9 +43,11 @@ def summary(plan: PlanFile, memory_bytes: int | None = None) -> dict[str, Any]:
             "target": Target(header["target"]).name.lower(), "name": plan.meta.get("name"),
             "checkpoint_sha256": plan.meta.get("checkpoint_sha256"), "ingot": plan.meta.get("ingot"),
         },
-        "model": {"architecture": plan.meta.get("architecture")} | {name: header[name] for name in _MODEL_FIELDS},
+        "model": {"architecture": plan.meta.get("architecture")}
+        | {name: header[name] for name in _MODEL_FIELDS},
         "numerics": {
-            "weights": Dtype(header["weights_dtype"]).name.lower(), "kv": Dtype(header["kv_dtype"]).name.lower(),
+            "weights": Dtype(header["weights_dtype"]).name.lower(),
+            "kv": Dtype(header["kv_dtype"]).name.lower(),
             "activations": Dtype(header["activation_dtype"]).name.lower(),
         },
         "tokens": {
@@ -41,7 +56,8 @@ def summary(plan: PlanFile, memory_bytes: int | None = None) -> dict[str, Any]:
             "default_max_tokens": header["default_max_tokens"],
         },
         "sections": [
-            {"kind": s.kind.name, "offset": s.offset, "bytes": s.bytes, "count": s.count} for s in plan.sections
+            {"kind": s.kind.name, "offset": s.offset, "bytes": s.bytes,
+                "count": s.count} for s in plan.sections
         ],
         "memory": _memory(plan, defaults),
         "pool": {
@@ -122,7 +138,8 @@ def _program_table(programs: list[dict[str, Any]]) -> Table:
 def render_concurrency(entries: tuple[Concurrency, ...], memory_bytes: int, console: Console) -> None:
     """The table of context x concurrency for a memory budget, with the terms of each line's sum."""
     table = _table(
-        f"requests at once in {format_bytes(memory_bytes)}", "context", "requests", "bound by", "kv tokens", "weights",
+        f"requests at once in {format_bytes(memory_bytes)}", "context", "requests", "bound by", "kv tokens",
+        "weights",
         "arena + io", "kv", "state", "total", "first request"
     )  # fmt: skip
     for entry in entries:
@@ -132,7 +149,8 @@ def render_concurrency(entries: tuple[Concurrency, ...], memory_bytes: int, cons
         else:
             size = {region.kind: region.bytes for region in entry.sizing.regions}
             terms = (
-                size[Region.WEIGHTS] + size[Region.SCALES], size[Region.ARENA] + size[Region.IO], size[Region.KV],
+                size[Region.WEIGHTS] + size[Region.SCALES], size[Region.ARENA] + size[Region.IO],
+                size[Region.KV],
                 size[Region.STATE], entry.sizing.total_bytes,
             )  # fmt: skip
             cells += [str(entry.sizing.kv_tokens), *(format_bytes(term) for term in terms)]
@@ -152,7 +170,9 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
 
 
 def render(plan: PlanFile, console: Console, memory_bytes: int | None = None) -> None:
-    """Prints the summary as tables. The budget of the concurrency table defaults to the plan's own default total."""
+    """Prints the summary as tables. The budget of the concurrency table defaults to the plan's own default
+    total.
+    """
     facts = summary(plan)
     identity = facts["identity"] | {"file": format_bytes(plan.file_bytes)}
     parts = [

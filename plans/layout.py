@@ -1,12 +1,14 @@
 """Every record, enum and limit of the plan file, defined once.
 
-`generate.py` turns this module into `generated/plan_layout.h` (C++) and `FORMAT.md`; the Python reader, writer
-and verifier use it directly. All integers are little-endian; every record has natural alignment and explicit
-padding, so that a C++ struct and a `struct` format describe the same bytes. Nothing here depends on anything.
+`generate.py` turns this module into `generated/plan_layout.h` (C++) and `FORMAT.md`; the Python reader,
+writer and verifier use it directly. All integers are little-endian; every record has natural alignment and
+explicit padding, so that a C++ struct and a `struct` format describe the same bytes. Nothing here depends on
+anything.
 """
 
 from __future__ import annotations
 
+import builtins
 import struct
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
@@ -213,7 +215,7 @@ REASON_TEXT: dict[Reason, str] = {
     Reason.BAD_MAGIC: "the file does not begin with the plan magic: it is not a plan",
     Reason.BAD_VERSION: "the plan has another format version: rebuild it with this release's build-engine",
     Reason.BAD_HEADER_HASH: "the header does not match its hash: the file is damaged",
-    Reason.BAD_FILE_SIZE: "the file size differs from the size in the header: the file is truncated or has a tail",
+    Reason.BAD_FILE_SIZE: "the file size differs from the header's: the file is truncated or has a tail",
     Reason.BAD_HEADER_FIELD: "a header field is outside its limit",
     Reason.BAD_HEADER_PADDING: "header padding is not zero",
     Reason.BAD_SECTION_KIND: "section kinds are unknown or not strictly ascending",
@@ -284,7 +286,7 @@ class Record:
         assert at == self.bytes, f"{self.name}: fields take {at} bytes, declared {self.bytes}"
         return offsets
 
-    def pack(self, **values: object) -> bytes:
+    def pack(self, **values: object) -> builtins.bytes:
         """The record's bytes; fields that are not given are zero. Raises KeyError for an unknown field."""
         names = {field.name for field in self.fields}
         if unknown := set(values) - names:
@@ -305,7 +307,7 @@ class Record:
                 parts.append(struct.pack(f"<{field.count}{_CODES[field.type]}", *items))
         return b"".join(parts)
 
-    def unpack(self, raw: bytes | memoryview) -> dict[str, object]:
+    def unpack(self, raw: builtins.bytes | memoryview) -> dict[str, object]:
         """Field name -> int, float, bytes (u8 array) or tuple (other arrays)."""
         values: dict[str, object] = {}
         at = 0
@@ -399,7 +401,8 @@ PROGRAM = Record("ProgramRecord", "A command list for one fixed number of rows."
     _f("tensor_begin", "u32", "first of this program's ARENA tensors"),
     _f("tensor_count", "u32", "number of this program's ARENA tensors"),
     _f("arena_bytes", "u64", "end of the highest ARENA tensor"),
-    _f("arena_lower_bound", "u64", "most bytes alive at once (each rounded up to 64): no placement needs less"),
+    _f("arena_lower_bound", "u64",
+        "most bytes alive at once (each rounded up to 64): no placement needs less"),
     _f("padding", "u8", "zero", 24),
 ))  # fmt: skip
 
@@ -415,7 +418,8 @@ COMMAND = Record("CommandRecord", "One kernel over its tensors: a barrier follow
     _f("cost_flops", "u64", "multiply-adds times two at full rows, context-dependent KV left out"),
 ))  # fmt: skip
 
-KERNEL = Record("KernelRecord", "A kernel that the commands name, with the version it was compiled for.", 64, (
+KERNEL = Record("KernelRecord", "A kernel that the commands name, with the version it was compiled for.", 64,
+    (
     _f("id", "u32", "Kernel"),
     _f("version", "u32", "KERNELS[id].version"),
     _f("name_offset", "u32", "into STRINGS"),
@@ -423,7 +427,8 @@ KERNEL = Record("KernelRecord", "A kernel that the commands name, with the versi
     _f("padding", "u8", "zero", 48),
 ))  # fmt: skip
 
-SELFTEST = Record("SelftestRecord", "Begins SELFTEST; then u32 prompt tokens, u32 probe ids, f32 probe logits.", 32, (
+SELFTEST = Record("SelftestRecord",
+    "Begins SELFTEST; then u32 prompt tokens, u32 probe ids, f32 probe logits.", 32, (
     _f("prompt_count", "u32", "tokens of the golden prompt, at least 1"),
     _f("probe_count", "u32", "vocabulary ids whose logits after the prompt are stored"),
     _f("next_token", "u32", "the reference executor's greedy token after the prompt"),
@@ -432,7 +437,8 @@ SELFTEST = Record("SelftestRecord", "Begins SELFTEST; then u32 prompt tokens, u3
     _f("padding", "u8", "zero", 12),
 ))  # fmt: skip
 
-SAMPLING = Record("SamplingRecord", "How a request samples: written once at submit, read by the SAMPLE kernel.", 768, (
+SAMPLING = Record("SamplingRecord",
+    "How a request samples: written once at submit, read by the SAMPLE kernel.", 768, (
     _f("seed", "u64", "Philox key; the counter is the position of the sampled token"),
     _f("temperature", "f32", "0 is greedy"),
     _f("top_p", "f32", "in (0, 1]; 1 is off"),
@@ -486,8 +492,8 @@ SECTION_RECORDS: dict[Section, Record] = {
 
 # --- kernels: the operands, parameters and shapes of every command ------------------------------------------
 
-# Dimension symbols. R..A are bound before a command's operands are looked at (R by the program, the rest by the
-# header); K, N, W, P are free: bound by the first operand that has them, equal in all others.
+# Dimension symbols. R..A are bound before a command's operands are looked at (R by the program, the rest by
+# the header); K, N, W, P are free: bound by the first operand that has them, equal in all others.
 SYMBOLS = {
     "R": "rows of the program",
     "M": "header.rows_max",
@@ -514,15 +520,16 @@ SYMBOLS = {
     "E": "rows of x: R, or M when GATHER",
 }
 # An operand in IO whose first symbol is R or E has header.rows_max rows in a BODY program and
-# header.head_rows_max in a HEAD program (x with GATHER: always header.rows_max). A kernel touches only live rows.
+# header.head_rows_max in a HEAD program (x with GATHER: always header.rows_max). A kernel touches only live
+# rows.
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
     """One operand of a kernel: its name, where it may live, its dtype and dimensions, and when it is there.
 
-    `regions` lists allowed regions; `unit` the unit; `dims` symbols of SYMBOLS; `needs` a flag without which it
-    must be absent (0: always present); `writes` whether the kernel writes it.
+    `regions` lists allowed regions; `unit` the unit; `dims` symbols of SYMBOLS; `needs` a flag without which
+    it must be absent (0: always present); `writes` whether the kernel writes it.
     """
 
     name: str
@@ -638,7 +645,8 @@ KERNELS: dict[Kernel, KernelSpec] = {spec.id: spec for spec in (
     )),
 )}  # fmt: skip
 
-# Tables that the runtime's step code uses directly. A plan has each exactly once, named so, with these shapes.
+# Tables that the runtime's step code uses directly. A plan has each exactly once, named so, with these
+# shapes.
 STATE_TENSORS: dict[str, tuple[Region, Unit, Dtype, str]] = {
     "engine": (Region.STATE, Unit.FIXED, Dtype.U8, "ENGINE_BYTES"),
     "granule_links": (Region.STATE, Unit.GRANULE, Dtype.U32, "4"),  # reference count, next free, 2 spare
@@ -661,7 +669,7 @@ STATE_TENSORS: dict[str, tuple[Region, Unit, Dtype, str]] = {
     "top_logprobs": (Region.IO, Unit.FIXED, Dtype.F32, "L B"),
 }
 
-# Operands whose values the runtime writes and a kernel uses as indices or trusts: each must be the table of that name.
+# Operands whose values the runtime writes and a kernel uses as indices or trusts: each must be this table.
 # operand -> (table in a BODY program, table in a HEAD program).
 TABLE_OPERANDS: dict[str, tuple[str, str]] = {
     "tokens": ("row_tokens", "row_tokens"),

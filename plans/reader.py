@@ -1,13 +1,15 @@
 """Opens a plan file: maps it, verifies it, and gives its tables, texts and tensor bytes.
 
-Nothing is read before `verify` accepted the file, unless the caller says `check=False` for a file that it verified itself.
-Tensor bytes are views of the map: no copy. A plan file is never modified while it is open (it is replaced by rename).
+Nothing is read before `verify` accepted the file, unless the caller says `check=False` for a file that it
+verified itself. Tensor bytes are views of the map: no copy. A plan file is never modified while it is open
+(it is replaced by rename).
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -22,11 +24,15 @@ from .verify import section_table, verify
 _SECTION_OF = {Region.WEIGHTS: Section.WEIGHTS, Region.SCALES: Section.SCALES}
 _REBUILD = frozenset({Reason.BAD_VERSION})
 _NOT_A_PLAN = frozenset({Reason.TOO_SHORT, Reason.BAD_MAGIC})
-_DAMAGED = frozenset({Reason.BAD_HEADER_HASH, Reason.BAD_FILE_SIZE, Reason.BAD_ROOT_HASH, Reason.BAD_CHUNK_HASH})
+_DAMAGED = frozenset(
+    {Reason.BAD_HEADER_HASH, Reason.BAD_FILE_SIZE, Reason.BAD_ROOT_HASH, Reason.BAD_CHUNK_HASH}
+)
 
 
 class PlanError(Exception):
-    """A plan that cannot be opened: what was found, and what to do. `reason` and `index` are verify's, OK for a bad path."""
+    """A plan that cannot be opened: what was found, and what to do. `reason` and `index` are verify's, OK for
+    a bad path.
+    """
 
     def __init__(self, text: str, reason: Reason = Reason.OK, index: int = 0) -> None:
         super().__init__(text)
@@ -55,7 +61,9 @@ class PlanFile:
         self.path = path
         self._view = view
         self.sections: tuple[SectionEntry, ...] = section_table(view)
-        self._by_kind = {entry.kind: view[entry.offset : entry.offset + entry.bytes] for entry in self.sections}
+        self._by_kind = {
+            entry.kind: view[entry.offset : entry.offset + entry.bytes] for entry in self.sections
+        }
         fields = layout.HEADER.unpack(view)
         self.header: Mapping[str, Any] = MappingProxyType(fields)
         self.tables: PlanTables = codec.decode(self._by_kind, fields)
@@ -121,13 +129,15 @@ class PlanFile:
         """Bytes of a tensor of WEIGHTS or SCALES. Raises KeyError for a name that has none in the file."""
         tensor = self.tensor(name)
         if tensor.region not in _SECTION_OF or tensor.unit != Unit.FIXED:
-            raise KeyError(f"{name} is in region {tensor.region.name}: only WEIGHTS and SCALES have bytes in the file")
+            raise KeyError(
+                f"{name} is in region {tensor.region.name}: only WEIGHTS and SCALES have bytes in the file"
+            )
         whole = self.section(_SECTION_OF[tensor.region])
         return whole[tensor.offset : tensor.offset + tensor.bytes]
 
 
 def map_file(path: str | os.PathLike[str]) -> memoryview:
-    """A read-only map of a file. Raises PlanError for what is missing, no regular file, empty or unreadable."""
+    """A read-only map of a file. Raises PlanError for what is missing, not a file, empty or unreadable."""
     path = Path(path)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -138,10 +148,12 @@ def map_file(path: str | os.PathLike[str]) -> memoryview:
     except OSError as error:
         raise PlanError(f"{path}: cannot be opened (errno {error.errno})") from None
     try:
-        if not os.path.isfile(fd):
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise PlanError(f"{path}: not a regular file; give the path of a plan")
         if os.fstat(fd).st_size == 0:
-            raise PlanError(f"{path}: the file is empty; give a file that build-engine wrote", Reason.TOO_SHORT)
+            raise PlanError(
+                f"{path}: the file is empty; give a file that build-engine wrote", Reason.TOO_SHORT
+            )
         try:
             return memoryview(mmap.mmap(fd, 0, prot=mmap.PROT_READ))
         except OSError as error:
@@ -153,7 +165,8 @@ def map_file(path: str | os.PathLike[str]) -> memoryview:
 def open_plan(path: str | os.PathLike[str], check: bool = True) -> PlanFile:
     """Opens a plan. Raises PlanError with verify's reason and index when it is not sound.
 
-    `check=False` skips verify: only for a file that this process verified already and nobody could have changed since.
+    `check=False` skips verify: only for a file that this process verified already and nobody could have
+    changed since.
     """
     view = map_file(path)
     if check:

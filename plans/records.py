@@ -1,7 +1,8 @@
-"""A plan's tables as Python values: what the writer takes and the reader gives. One dataclass per record of `layout.py`.
+"""A plan's tables as Python values: what the writer takes and the reader gives. One dataclass per record of
+`layout.py`.
 
-The tables say everything about a plan but the bytes of WEIGHTS and SCALES, so a plan can be sized, shown and compared
-without them. META's keys are listed at `PlanTables.meta`.
+The tables say everything about a plan but the bytes of WEIGHTS and SCALES, so a plan can be sized, shown and
+compared without them. META's keys are listed at `PlanTables.meta`.
 """
 
 from __future__ import annotations
@@ -84,9 +85,10 @@ class Selftest:
 class PlanTables:
     """Everything about a plan but its weight bytes.
 
-    `header` holds the fields of `layout.HEADER` from `target` and `vocabulary` to `eos_tokens` (the file's own fields are
-    the writer's). `meta` is JSON-able: name, architecture, checkpoint_sha256, model (the ModelSpec's fields), numerics
-    {weights, activations, kv}, text {special {bos_token, ...: str}, add_bos, generation {...}}, calibration, ingot.
+    `header` holds the fields of `layout.HEADER` from `target` and `vocabulary` to `eos_tokens` (the file's
+    own fields are the writer's). `meta` is JSON-able: name, architecture, checkpoint_sha256, model (the
+    ModelSpec's fields), numerics {weights, activations, kv}, text {special {bos_token, ...: str}, add_bos,
+    generation {...}}, calibration, ingot.
     """
 
     header: Mapping[str, object]

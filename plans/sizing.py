@@ -1,7 +1,7 @@
 """How many bytes a plan takes, for any pool and number of requests: pure arithmetic on its tables.
 
-The compiler's dry run and `inspect` share it, so what a dry run promises is what a plan shows and what opening it reserves.
-Every size is a sum whose terms are listed, one per consumer.
+The compiler's dry run and `inspect` share it, so what a dry run promises is what a plan shows and what
+opening it reserves. Every size is a sum whose terms are listed, one per consumer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RegionSize:
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """A plan's memory for a pool of `granules` and `requests` slots. total_bytes is the sum over `regions`."""
+    """A plan's memory for `granules` of pool and `requests` slots. total_bytes is the sum over `regions`."""
 
     granules: int
     requests: int
@@ -43,8 +43,9 @@ class Sizing:
 class Concurrency:
     """How many requests of `context` tokens run at once within a memory budget, and what bounds their number.
 
-    `sizing` is the memory of exactly that many; None when not even one fits. `bound` is "memory", "requests" (the
-    plan's ceiling on slots) or "granules" (its ceiling on the pool). `one_bytes` is what a plan with one such request takes.
+    `sizing` is the memory of exactly that many; None when not even one fits. `bound` is "memory", "requests"
+    (the plan's ceiling on slots) or "granules" (its ceiling on the pool). `one_bytes` is what a plan with one
+    such request takes.
     """
 
     context: int
@@ -61,14 +62,22 @@ def granules_for(tokens: int) -> int:
 
 
 def region_size(region: RegionEntry, granules: int, requests: int) -> RegionSize:
-    total = region_bytes(region.bytes_fixed, region.bytes_per_granule, region.bytes_per_request, granules, requests)
+    total = region_bytes(
+        region.bytes_fixed, region.bytes_per_granule, region.bytes_per_request, granules, requests
+    )
     return RegionSize(
-        region.kind, total, region.bytes_fixed, region.bytes_per_granule * granules, region.bytes_per_request * requests
+        region.kind,
+        total,
+        region.bytes_fixed,
+        region.bytes_per_granule * granules,
+        region.bytes_per_request * requests,
     )
 
 
 def sizing(tables: PlanTables, kv_tokens: int | None = None, requests: int | None = None) -> Sizing:
-    """The memory that opening the plan reserves. None takes the plan's default. Raises ValueError over a ceiling."""
+    """The memory that opening the plan reserves. None takes the plan's default. Raises ValueError over a
+    ceiling.
+    """
     header: Any = tables.header
     granules = header["granules_default"] if kv_tokens is None else granules_for(kv_tokens)
     slots = header["requests_default"] if requests is None else requests
@@ -86,7 +95,9 @@ def _sized(tables: PlanTables, granules: int, requests: int) -> Sizing:
 
 
 def concurrency(tables: PlanTables, memory_bytes: int, context: int) -> Concurrency:
-    """The most requests of `context` tokens whose slots and granules fit in `memory_bytes`, under the plan's ceilings."""
+    """The most requests of `context` tokens whose slots and granules fit in `memory_bytes`, under the plan's
+    ceilings.
+    """
     header: Any = tables.header
     each = granules_for(context)
     ceiling = min(header["requests_max"], header["granules_max"] // each)
@@ -98,15 +109,13 @@ def concurrency(tables: PlanTables, memory_bytes: int, context: int) -> Concurre
             low = middle
         else:
             high = middle - 1
-    if low < ceiling:
-        bound = "memory"
-    else:
-        bound = "requests" if ceiling == header["requests_max"] else "granules"
+    ceiling_name = "requests" if ceiling == header["requests_max"] else "granules"
+    bound = ceiling_name if low == ceiling else "memory"
     return Concurrency(context, each, low, bound, one, _sized(tables, low * each, low) if low else None)
 
 
 def default_contexts(context: int) -> tuple[int, ...]:
-    """Context lengths worth showing: powers of two from 512 below the plan's context, and the context itself."""
+    """Context lengths worth showing: powers of two from 512 up, and the plan's context."""
     lengths = []
     length = 512
     while length < context:

@@ -1,8 +1,9 @@
-"""Checks every byte of a plan that the runtime will use, once, before any use. `VERIFY.md` states each condition.
+"""Checks every byte of a plan that the runtime will use, once. `VERIFY.md` states each condition.
 
-`verify` is steps 1 to 17 (file, header, section table, hashes); `verify_tables.py` is 18 to 27 (regions to arena),
-`verify_commands.py` 28 to 34. A step is a function that returns the index of the first offence, or None. The C++ verifier
-implements the same page and gives the same answer for any bytes. Nothing here raises because of the plan's bytes.
+`verify` is steps 1 to 17 (file, header, section table, hashes); `verify_tables.py` is 18 to 27 (regions to
+arena), `verify_commands.py` 28 to 34. A step is a function that returns the index of the first offence, or
+None. The C++ verifier implements the same page and gives the same answer for any bytes. Nothing here raises
+because of the plan's bytes.
 """
 
 from __future__ import annotations
@@ -17,8 +18,20 @@ from typing import Any
 from . import layout
 from .codec import SectionEntry, struct_format
 from .layout import (
-    CHUNK_BYTES, HASH_BYTES, HUGE_PAGE_BYTES, NONE_INDEX, OPTIONAL_SECTIONS, PAGE_BYTES, SECTION_RECORDS,
-    SECTION_TABLE_OFFSET, Dtype, Limit, Reason, Section, Target, round_up,
+    CHUNK_BYTES,
+    HASH_BYTES,
+    HUGE_PAGE_BYTES,
+    NONE_INDEX,
+    OPTIONAL_SECTIONS,
+    PAGE_BYTES,
+    SECTION_RECORDS,
+    SECTION_TABLE_OFFSET,
+    Dtype,
+    Limit,
+    Reason,
+    Section,
+    Target,
+    round_up,
 )  # fmt: skip
 from .verify_commands import COMMAND_STEPS
 from .verify_tables import TABLE_STEPS, PlanBytes
@@ -43,9 +56,11 @@ _COUNT_MAX = {
 
 
 def verify(data: bytes | bytearray | memoryview | mmap.mmap) -> tuple[Reason, int]:
-    """(Reason.OK, 0), or the first reason to refuse the plan and its index. Never raises, reads `data` about once.
+    """(Reason.OK, 0), or the first reason to refuse the plan and its index. Never raises, reads `data` about
+    once.
 
-    Needs no memory beyond the tables and one chunk. The order of checks and the meaning of the index are in VERIFY.md.
+    Needs no memory beyond the tables and one chunk. The order of checks and the meaning of the index are in
+    VERIFY.md.
     """
     with memoryview(data) as view:
         return _verify(view)

@@ -1,7 +1,8 @@
 """Steps 28 to 34 of `VERIFY.md`: commands against KERNELS, the runtime's tables, the self-test and the texts.
 
-Every command operand is proved to lie in an allowed region, to be alive, and to have the shape its kernel reads (INV-02).
-A step returns the index of the first offence, or None, and relies on all earlier steps having passed.
+Every command operand is proved to lie in an allowed region, to be alive, and to have the shape its kernel
+reads (INV-02). A step returns the index of the first offence, or None, and relies on all earlier steps having
+passed.
 """
 
 from __future__ import annotations
@@ -14,8 +15,25 @@ from typing import Any
 
 from . import layout
 from .layout import (
-    GRANULE_TOKENS, KERNELS, NONE_INDEX, STATE_TENSORS, TABLE_OPERANDS, TOP_LOGPROBS_MAX, Dtype, Family, Flag, Kernel,
-    KernelSpec, Layout, Limit, Operand, Reason, Region, Section, k_padded, panel_count,
+    GRANULE_TOKENS,
+    KERNELS,
+    NONE_INDEX,
+    STATE_TENSORS,
+    TABLE_OPERANDS,
+    TOP_LOGPROBS_MAX,
+    Dtype,
+    Family,
+    Flag,
+    Kernel,
+    KernelSpec,
+    Layout,
+    Limit,
+    Operand,
+    Reason,
+    Region,
+    Section,
+    k_padded,
+    panel_count,
 )  # fmt: skip
 from .verify_tables import PlanBytes, ProgramRow, Step, TensorRow
 
@@ -96,9 +114,7 @@ def _command_tensors(plan: PlanBytes) -> int | None:
             if not present:
                 if t != NONE_INDEX:
                     return c
-            elif t >= count or not _operand_good(
-                plan, operands[o], plan.tensors[t], flags, Family(program.family)
-            ):
+            elif t >= count or not _operand_good(plan, operands[o], plan.tensors[t], flags, family):
                 return c
     return None
 
@@ -119,7 +135,8 @@ def _symbols(plan: PlanBytes) -> dict[str, int]:
     """Values of the symbols that the header or a constant fixes."""
     h = plan.header
     return {
-        "M": h["rows_max"], "L": h["head_rows_max"], "H": h["hidden"], "V": h["vocabulary"], "D": h["head_size"],
+        "M": h["rows_max"], "L": h["head_rows_max"], "H": h["hidden"], "V": h["vocabulary"],
+        "D": h["head_size"],
         "G": h["kv_heads"], "Q": h["query_heads"] * h["head_size"],
         "A": (h["query_heads"] + 2 * h["kv_heads"]) * h["head_size"], "P": h["rotary_pairs"],
         "C": -(-h["context"] // GRANULE_TOKENS), "S": h["context"], "T": GRANULE_TOKENS, "2": 2,

@@ -1,11 +1,12 @@
 """Steps 18 to 27 of `VERIFY.md`: regions, tensors, kernels, programs, and the arena's lifetimes and overlaps.
 
-Records are unpacked once into `PlanBytes`; each step then walks them in file order and returns the index of the first
-offence, or None. A step relies on all earlier ones having passed.
+Records are unpacked once into `PlanBytes`; each step then walks them in file order and returns the index of
+the first offence, or None. A step relies on all earlier ones having passed.
 """
 
 from __future__ import annotations
 
+import builtins
 import struct
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
@@ -14,8 +15,21 @@ from typing import Any, NamedTuple
 from . import layout
 from .codec import struct_format
 from .layout import (
-    KERNELS, NONE_INDEX, PAGE_BYTES, TENSOR_ALIGNMENT, Dtype, Family, Kernel, Layout, Limit, Reason, Region, Section,
-    Unit, round_up, tensor_bytes,
+    KERNELS,
+    NONE_INDEX,
+    PAGE_BYTES,
+    TENSOR_ALIGNMENT,
+    Dtype,
+    Family,
+    Kernel,
+    Layout,
+    Limit,
+    Reason,
+    Region,
+    Section,
+    Unit,
+    round_up,
+    tensor_bytes,
 )  # fmt: skip
 
 BYTES_MAX = 1 << Limit.BYTES_LOG2
@@ -57,11 +71,11 @@ class TensorRow(NamedTuple):
     bytes: int
     first_command: int
     last_command: int
-    padding: bytes
+    padding: builtins.bytes
 
     @property
     def dims(self) -> tuple[int, ...]:
-        return self[7 : 7 + self.rank]
+        return (self.dim0, self.dim1, self.dim2, self.dim3)[: self.rank]
 
 
 class ProgramRow(NamedTuple):
@@ -168,7 +182,8 @@ def _tensor_sizes(plan: PlanBytes) -> int | None:
 
 def _tensor_bounds(plan: PlanBytes) -> int | None:
     for t, row in enumerate(plan.tensors):
-        part = plan.regions[row.region - 1][2 + row.unit]  # bytes_fixed, bytes_per_granule, bytes_per_request
+        region = plan.regions[row.region - 1]
+        part = (region.bytes_fixed, region.bytes_per_granule, region.bytes_per_request)[row.unit]
         if row.offset % TENSOR_ALIGNMENT or not _inside(row.offset, row.bytes, part):
             return t
     return None
@@ -252,7 +267,7 @@ def _overlaps(a: TensorRow, b: TensorRow) -> bool:
 
 
 def _any_overlap(rows: list[TensorRow]) -> bool:
-    """Whether any two rows overlap: a sweep over commands with the live byte ranges kept sorted and disjoint."""
+    """Whether any two rows overlap: a sweep over commands, live byte ranges sorted and disjoint."""
     starts = sorted(rows, key=lambda row: row.first_command)
     ends = sorted(rows, key=lambda row: row.last_command)
     live: list[tuple[int, int]] = []  # (offset, end)

@@ -1,8 +1,9 @@
 """Writes a plan file: tables first, weights in any order, hashes and header last, then one rename.
 
-The file grows under a temporary name (`.NAME.PID.tmp`, locked while its writer lives) in the output's directory and takes
-the output's name only when it is complete, synced and verified. So the output path holds the old file or the whole new
-one at every moment, whatever kills the build. RAM use is one chunk. The bytes depend on the inputs alone.
+The file grows under a temporary name (`.NAME.PID.tmp`, locked while its writer lives) in the output's
+directory and takes the output's name only when it is complete, synced and verified. So the output path holds
+the old file or the whole new one at every moment, whatever kills the build. RAM use is one chunk. The bytes
+depend on the inputs alone.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import shutil
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from numpy.typing import NDArray
 
@@ -122,12 +123,14 @@ class PlanWriter:
         self._abandon()
 
     def write(self, tensor_name: str, offset: int, data: Data) -> None:
-        """Puts `data` (C-contiguous) at byte `offset` of a tensor in WEIGHTS or SCALES; every byte exactly once."""
+        """Puts `data` (C-contiguous) at byte `offset` of a tensor in WEIGHTS or SCALES; every byte exactly
+        once.
+        """
         tensor = self._tensors.get(tensor_name)
         if tensor is None:
             raise PlanWriteError(f"the plan has no weight called {tensor_name}")
         try:
-            raw = memoryview(data)
+            raw = memoryview(cast(bytes, data))  # ndarray is a buffer; its stubs do not say so
             raw = raw.cast("B") if raw.nbytes else memoryview(b"")
         except TypeError as error:
             raise PlanWriteError(f"{tensor_name}: the data is not contiguous") from error
@@ -167,11 +170,12 @@ class PlanWriter:
                 reason, index = verify(view)
             if reason != Reason.OK:
                 raise PlanWriteError(
-                    f"the built plan is not sound: {layout.REASON_TEXT[reason]} ({reason.name.lower()}, index {index}); "
+                    f"the built plan is not sound: {layout.REASON_TEXT[reason]} "
+                    f"({reason.name.lower()}, index {index}); "
                     "this is a bug in the compiler: please report it"
                 )
             os.fsync(self._fd)
-            os.replace(self._temporary, self._path)
+            self._temporary.replace(self._path)
             directory = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 os.fsync(directory)
@@ -233,7 +237,7 @@ class PlanWriter:
     def _put(self, offset: int, data: bytes | memoryview) -> None:
         rest = memoryview(data)
         try:
-            while len(rest):
+            while rest:
                 written = os.pwrite(self._fd, rest, offset)
                 offset += written
                 rest = rest[written:]
@@ -256,7 +260,8 @@ class PlanWriter:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             free = shutil.disk_usage(self._path.parent).free
             return PlanWriteError(
-                f"no space for the plan: it takes {self.file_bytes} bytes, {free} are free in {self._path.parent}; "
+                f"no space for the plan: it takes {self.file_bytes} bytes, {free} are free "
+                f"in {self._path.parent}; "
                 "free some space or choose another output path"
             )
         if error.errno == errno.EFBIG:

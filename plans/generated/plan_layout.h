@@ -187,7 +187,7 @@ inline constexpr const char* kReasonText[] = {
     "the file does not begin with the plan magic: it is not a plan",
     "the plan has another format version: rebuild it with this release's build-engine",
     "the header does not match its hash: the file is damaged",
-    "the file size differs from the size in the header: the file is truncated or has a tail",
+    "the file size differs from the header's: the file is truncated or has a tail",
     "a header field is outside its limit",
     "header padding is not zero",
     "section kinds are unknown or not strictly ascending",

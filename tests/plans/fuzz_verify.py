@@ -1,6 +1,7 @@
 """Runs the Python verifier on mutated tiny plans: it must never raise, and what it accepts must be readable.
 
-`python tests/plans/fuzz_verify.py --runs 100000 --seed 1` prints runs per second and how often each reason was given.
+`python tests/plans/fuzz_verify.py --runs 100000 --seed 1` prints runs per second and how often each reason
+was given.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def base_plans() -> list[bytes]:
 
 
 def _run(mutant: bytes) -> Reason:
-    """Verifies one mutant; what verify accepts must decode (META that is no JSON is the reader's own refusal)."""
+    """Verifies one mutant; what verify accepts must decode (META that is no JSON is the reader's own
+    refusal).
+    """
     reason, index = verify(mutant)
     assert isinstance(reason, Reason), f"odd reason {reason}"
     assert 0 <= index < 1 << 64, f"odd index {index}"

@@ -96,7 +96,9 @@ def test_other_buckets_and_formats(tmp_path: Path, base: PlanFile) -> None:
 
 
 def test_difference_without_a_visible_change_is_still_named(base: PlanFile, edited: Make) -> None:
-    """Goal: costs, which no other part compares, still make the section differ: never `identical`, never empty."""
+    """Goal: costs, which no other part compares, still make the section differ: never `identical`, never
+    empty.
+    """
     result = diff(base, edited(lambda parts: parts.edit(Section.COMMANDS, 0, cost_flops=12345)))
     assert not result.identical
     assert [line.split(":")[0] for line in result.lines()] == ["bytes section COMMANDS"]

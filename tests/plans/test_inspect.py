@@ -23,7 +23,8 @@ def test_summary_is_json_with_every_part(plan: PlanFile) -> None:
     """Goal: the JSON has all parts, and its numbers are the plan's."""
     facts = json.loads(json.dumps(summary(plan, memory_bytes=1 << 20)))
     assert list(facts) == [
-        "identity", "model", "numerics", "tokens", "sections", "memory", "pool", "programs", "calibration", "drift",
+        "identity", "model", "numerics", "tokens", "sections", "memory", "pool", "programs", "calibration",
+        "drift",
         "concurrency",
     ]  # fmt: skip
     assert facts["identity"]["hash"] == plan.hash

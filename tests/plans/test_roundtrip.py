@@ -1,4 +1,6 @@
-"""What the writer writes, the reader gives back: all formats, many chunks, a large WEIGHTS section, no optional sections."""
+"""What the writer writes, the reader gives back: all formats, many chunks, a large WEIGHTS section, no
+optional sections.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def test_every_format_round_trips(tmp_path: Path, weights: Dtype, kv: Dtype) -> 
 
 
 def test_large_plan_has_huge_page_offset_and_many_chunks(tmp_path: Path) -> None:
-    """Goal: WEIGHTS of 2 MiB or more begin at a 2 MiB boundary, and chunks beyond the first are hashed and checked."""
+    """Goal: WEIGHTS of 2 MiB or more begin at a 2 MiB boundary, and chunks beyond the first are hashed and
+    checked.
+    """
     spec = TinySpec(weights=Dtype.BF16, vocabulary=5000, hidden=512, rows=(1,), head_rows=(1,))
     path = tmp_path / "large.plan"
     write_tiny_plan(path, spec)
@@ -111,7 +115,8 @@ def test_bad_paths_are_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "short").write_bytes(b"hello")
     (tmp_path / "other").write_bytes(b"x" * 5000)
     for name, text in (
-        ("missing", "no such file; build"), (".", "not a regular file"), ("empty", "is empty"), ("short", "shorter"),
+        ("missing", "no such file; build"), (".", "not a regular file"), ("empty", "is empty"), ("short",
+            "shorter"),
         ("other", "not a plan"),
     ):  # fmt: skip
         with pytest.raises(PlanError, match=text):
@@ -119,7 +124,7 @@ def test_bad_paths_are_one_clear_error(tmp_path: Path) -> None:
 
 
 def test_refusal_carries_reason_index_and_advice(tmp_path: Path) -> None:
-    """Goal: the error of a damaged file names the reason, its index and what to do, and has them as fields."""
+    """Goal: the error of a damaged file names the reason, its index and advice, and has them as fields."""
     path = tmp_path / "tiny.plan"
     write_tiny_plan(path)
     raw = bytearray(path.read_bytes())

@@ -17,13 +17,17 @@ PAGE = 4096
 def test_default_sizes_are_the_documented_sums() -> None:
     """Goal: every region's bytes, recomputed by hand for 12 granules and 4 requests."""
     sizes = {region.kind: region for region in sizing(TABLES).regions}
-    weights = 3264 + 4352 + 2176 + 6528 + 2176  # embed, qkv, o, gate_up, down in i8 panels of 1088 bytes a block
+    weights = (
+        3264 + 4352 + 2176 + 6528 + 2176
+    )  # embed, qkv, o, gate_up, down in i8 panels of 1088 bytes a block
     assert sizes[Region.WEIGHTS].bytes == round_up(weights, PAGE)
     assert sizes[Region.WEIGHTS].fixed == weights
     granule = 2048 + 256 + 2048 + 256  # k, k_scale, v, v_scale of one head of 16
     assert sizes[Region.KV].granules == 12 * granule
     assert sizes[Region.KV].bytes == round_up(12 * granule, PAGE)
-    request = 1216 + 128 + 64 + 768 + 12288 + 256  # tokens, counts, granule table, sampling, events, bookkeeping
+    request = (
+        1216 + 128 + 64 + 768 + 12288 + 256
+    )  # tokens, counts, granule table, sampling, events, bookkeeping
     state = round_up(65536, PAGE) + round_up(12 * 64, PAGE) + round_up(4 * request, PAGE)
     assert sizes[Region.STATE].bytes == state
     assert sizing(TABLES).total_bytes == sum(region.bytes for region in sizes.values())
@@ -45,7 +49,9 @@ def test_ceilings_are_errors(tokens: int, requests: int) -> None:
 @settings(deadline=None)
 @given(memory=st.integers(0, 1 << 20), context=st.integers(1, 300))
 def test_concurrency_is_the_most_that_fits(memory: int, context: int) -> None:
-    """Goal: that many fit and one more does not, or a ceiling forbids it. Method: compare with a count from one up."""
+    """Goal: that many fit and one more does not, or a ceiling forbids it. Method: compare with a count from
+    one up.
+    """
     entry = concurrency(TABLES, memory, context)
     each = -(-context // 128)
     count = 0

@@ -13,7 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ingot.plans import layout
 from ingot.plans.layout import (
-    CHUNK_BYTES, NONE_INDEX, PAGE_BYTES, SECTION_RECORDS, Dtype, Reason, Section, round_up,
+    CHUNK_BYTES,
+    NONE_INDEX,
+    PAGE_BYTES,
+    SECTION_RECORDS,
+    Dtype,
+    Reason,
+    Section,
+    round_up,
 )
 from ingot.plans.reader import PlanFile
 from ingot.plans.verify import verify
@@ -120,13 +127,15 @@ def test_any_bytes_are_refused(data: bytes) -> None:
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(edits=st.lists(st.tuples(st.integers(PAGE_BYTES, 60_000), st.binary(min_size=1, max_size=16)), max_size=4))
+@given(
+    edits=st.lists(st.tuples(st.integers(PAGE_BYTES, 60_000), st.binary(min_size=1, max_size=16)), max_size=4)
+)
 def test_any_overwrite_is_judged(small: bytes, edits: list[tuple[int, bytes]]) -> None:
-    """Goal: arbitrary overwrites after the header, hashes repaired: an answer, and what is accepted decodes."""
+    """Goal: overwrites after the header, hashes repaired: an answer, and what is accepted decodes."""
     plan = bytearray(small)
     for at, raw in edits:
-        at = min(at, len(plan) - len(raw))
-        plan[at : at + len(raw)] = raw
+        begin = min(at, len(plan) - len(raw))
+        plan[begin : begin + len(raw)] = raw
     repair(plan)
     reason, _ = verify(plan)
     if reason == Reason.OK and not any(_in_meta(small, at, raw) for at, raw in edits):
@@ -162,7 +171,8 @@ def test_fuzz_loop_finds_every_reason() -> None:
 
 
 def with_arena_tensors(plan: bytes, added: int, **last: object) -> tuple[bytes, int]:
-    """The plan with `added` more tensors in its first program, all alive in all of it, side by side; and the last one's index.
+    """The plan with `added` more tensors in its first program, all alive in all of it, side by side; and the
+    last one's index.
 
     `last` overrides fields of the last one added.
     """
@@ -170,7 +180,12 @@ def with_arena_tensors(plan: bytes, added: int, **last: object) -> tuple[bytes, 
     program = parts.record(Section.PROGRAMS, 0)
     begin, count, arena = (int(program[k]) for k in ("tensor_begin", "tensor_count", "arena_bytes"))
     index, offset = begin + count, round_up(arena, 64)
-    template = parts.record(Section.TENSORS, begin) | {"rank": 1, "dims": (1,), "bytes": 4, "dtype": Dtype.F32}
+    template = parts.record(Section.TENSORS, begin) | {
+        "rank": 1,
+        "dims": (1,),
+        "bytes": 4,
+        "dtype": Dtype.F32,
+    }
     template |= {"first_command": 0, "last_command": int(program["command_count"]) - 1}
     records = [template | {"offset": offset + 64 * i} for i in range(added)]
     records[-1] |= last
@@ -205,7 +220,9 @@ def test_overlap_of_many_tensors_is_judged_in_seconds(small: bytes) -> None:
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.integers(0, 6), st.integers(0, 3), st.integers(0, 8), st.integers(1, 3)), min_size=1, max_size=8
+        st.tuples(st.integers(0, 6), st.integers(0, 3), st.integers(0, 8), st.integers(1, 3)),
+        min_size=1,
+        max_size=8,
     )
 )
 def test_overlap_sweep_agrees_with_pairs(spans: list[tuple[int, int, int, int]]) -> None:

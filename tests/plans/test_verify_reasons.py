@@ -1,7 +1,7 @@
 """Every reason of VERIFY.md, by hand-made damage: what is changed, which reason and which index must come.
 
-The damaged plans have right hashes unless the case is about hashes, so each reaches the check it names. The C++ verifier
-runs the same cases through the differential test.
+The damaged plans have right hashes unless the case is about hashes, so each reaches the check it names. The
+C++ verifier runs the same cases through the differential test.
 """
 
 from __future__ import annotations
@@ -14,8 +14,19 @@ from pathlib import Path
 import pytest
 from ingot.plans import layout
 from ingot.plans.layout import (
-    NONE_INDEX, PAGE_BYTES, SECTION_TABLE_OFFSET, STATE_TENSORS, Dtype, Flag, Kernel, Layout, Limit, Reason, Region,
-    Section, Unit,
+    NONE_INDEX,
+    PAGE_BYTES,
+    SECTION_TABLE_OFFSET,
+    STATE_TENSORS,
+    Dtype,
+    Flag,
+    Kernel,
+    Layout,
+    Limit,
+    Reason,
+    Region,
+    Section,
+    Unit,
 )  # fmt: skip
 from ingot.plans.verify import verify
 from support.mutate import Parts, assemble, repair, seal_header, take_apart
@@ -103,14 +114,19 @@ def name_of(tensor: str, other: str) -> Callable[[Parts], None]:
 
 
 HEADER_CASES = [
-    ("header_bytes", 4095), ("target", 0), ("target", 4), ("vocabulary", 0), ("vocabulary", Limit.VOCABULARY + 1),
-    ("layers", 0), ("layers", Limit.LAYERS + 1), ("hidden", 0), ("hidden", Limit.HIDDEN + 1), ("query_heads", 0),
+    ("header_bytes", 4095), ("target", 0), ("target", 4), ("vocabulary", 0), ("vocabulary",
+        Limit.VOCABULARY + 1),
+    ("layers", 0), ("layers", Limit.LAYERS + 1), ("hidden", 0), ("hidden", Limit.HIDDEN + 1), ("query_heads",
+        0),
     ("query_heads", Limit.HEADS + 1), ("kv_heads", 0), ("kv_heads", 3), ("kv_heads", Limit.HEADS + 1),
     ("head_size", 0), ("head_size", 12), ("head_size", Limit.HEAD_SIZE + 8), ("rotary_pairs", 9),
     ("rotary_pairs", 1 << 31), ("context", 0), ("context", Limit.CONTEXT + 1), ("rows_max", 0),
-    ("rows_max", Limit.ROWS + 1), ("head_rows_max", 0), ("head_rows_max", Limit.HEAD_ROWS + 1), ("requests_max", 0),
-    ("requests_max", Limit.REQUESTS + 1), ("requests_default", 0), ("requests_default", 9), ("granules_max", 0),
-    ("granules_max", Limit.GRANULES + 1), ("granules_default", 0), ("granules_default", 65), ("default_max_tokens", 0),
+    ("rows_max", Limit.ROWS + 1), ("head_rows_max", 0), ("head_rows_max", Limit.HEAD_ROWS + 1),
+    ("requests_max", 0),
+    ("requests_max", Limit.REQUESTS + 1), ("requests_default", 0), ("requests_default", 9), ("granules_max",
+        0),
+    ("granules_max", Limit.GRANULES + 1), ("granules_default", 0), ("granules_default", 65),
+    ("default_max_tokens", 0),
     ("default_max_tokens", Limit.CONTEXT + 1), ("weights_dtype", Dtype.F32), ("weights_dtype", Dtype.E5M2),
     ("kv_dtype", Dtype.F16), ("kv_dtype", 0), ("activation_dtype", Dtype.U8), ("bos_token", 48),
     ("bos_token", NONE_INDEX - 1), ("eos_count", 9),
@@ -302,13 +318,17 @@ CASES: dict[str, tuple[Callable[[Parts], None], Reason, int]] = {
     "bytes: panel count wraps": (
         field(T, WEIGHT, dims=(0xFFFFFFFF, 32), bytes=0), Reason.BAD_TENSOR_BYTES, WEIGHT),
     "bytes: over the most": (
-        field(T, TOKENS, rank=2, dims=(1 << 31, 1 << 31), bytes=1 << 64 - 1), Reason.BAD_TENSOR_BYTES, TOKENS),
+        field(T, TOKENS, rank=2, dims=(1 << 31, 1 << 31), bytes=1 << 64 - 1), Reason.BAD_TENSOR_BYTES,
+        TOKENS),
     "bounds: unaligned": (field(T, TENSOR["logits"], offset=8), Reason.BAD_TENSOR_BOUNDS, TENSOR["logits"]),
     "bounds: outside": (field(T, WEIGHT, offset=18496), Reason.BAD_TENSOR_BOUNDS, WEIGHT),
     "bounds: wraps": (field(T, WEIGHT, offset=(1 << 64) - 64), Reason.BAD_TENSOR_BOUNDS, WEIGHT),
-    "bounds: region shrunk": (field(R, 5, bytes_fixed=64), Reason.BAD_TENSOR_BOUNDS, TENSOR["row_tokens"] + 1),
-    "bounds: kv stride shrunk": (field(R, 4, bytes_per_granule=2048), Reason.BAD_TENSOR_BOUNDS, TENSOR["layer.0.k_scale"]),
-    "order: overlap": (field(T, TENSOR["row_positions"], offset=0), Reason.BAD_TENSOR_ORDER, TENSOR["row_positions"]),
+    "bounds: region shrunk": (field(R, 5, bytes_fixed=64), Reason.BAD_TENSOR_BOUNDS,
+        TENSOR["row_tokens"] + 1),
+    "bounds: kv stride shrunk": (field(R, 4, bytes_per_granule=2048), Reason.BAD_TENSOR_BOUNDS,
+        TENSOR["layer.0.k_scale"]),
+    "order: overlap": (field(T, TENSOR["row_positions"], offset=0), Reason.BAD_TENSOR_ORDER,
+        TENSOR["row_positions"]),
     "order: not by offset": (field(T, TOKENS, offset=128), Reason.BAD_TENSOR_ORDER, TOKENS + 1),
     "kernel: unknown": (field(K, 4, id=13), Reason.BAD_KERNEL, 4),
     "kernel: zero": (field(K, 0, id=0), Reason.BAD_KERNEL, 0),
@@ -370,7 +390,8 @@ CASES: dict[str, tuple[Callable[[Parts], None], Reason, int]] = {
     "operand: past the kernel's": (operand(ROPE, 3, 0), Reason.BAD_COMMAND_TENSOR, ROPE),
     "operand: last position": (operand(ATTENTION, 13, 0), Reason.BAD_COMMAND_TENSOR, ATTENTION),
     "operand: without its flag": (operand(LINEAR, 3, SCALE), Reason.BAD_COMMAND_TENSOR, LINEAR),
-    "operand: flag without it": (field(C, LINEAR, flags=Flag.NORM | Flag.BIAS), Reason.BAD_COMMAND_TENSOR, LINEAR),
+    "operand: flag without it": (field(C, LINEAR, flags=Flag.NORM | Flag.BIAS), Reason.BAD_COMMAND_TENSOR,
+        LINEAR),
     "operand: norm without flag": (field(C, LINEAR, flags=0), Reason.BAD_COMMAND_TENSOR, LINEAR),
     "operand: region": (operand(LINEAR, 2, ARENA), Reason.BAD_COMMAND_TENSOR, LINEAR),
     "operand: dtype": (operand(LINEAR, 6, ARENA), Reason.BAD_COMMAND_TENSOR, LINEAR),
@@ -382,11 +403,15 @@ CASES: dict[str, tuple[Callable[[Parts], None], Reason, int]] = {
     "operand: body positions in a head": (
         operand(SAMPLE, 2, TENSOR["row_positions"]), Reason.BAD_COMMAND_TENSOR, SAMPLE),
     "operand: requests as rows": (operand(HEAD, 5, TENSOR["head_requests"]), Reason.BAD_COMMAND_TENSOR, HEAD),
-    "operand: tokens over head rows": (operand(SAMPLE, 6, TENSOR["head_rows"]), Reason.BAD_COMMAND_TENSOR, SAMPLE),
-    "lifetime: not yet": (operand(LINEAR, 0, TENSOR["body1.layer0.attended"]), Reason.BAD_COMMAND_LIFETIME, LINEAR),
+    "operand: tokens over head rows": (operand(SAMPLE, 6, TENSOR["head_rows"]), Reason.BAD_COMMAND_TENSOR,
+        SAMPLE),
+    "lifetime: not yet": (operand(LINEAR, 0, TENSOR["body1.layer0.attended"]), Reason.BAD_COMMAND_LIFETIME,
+        LINEAR),
     "lifetime: no more": (field(T, TENSOR["body1.embed"], last_command=3), Reason.BAD_COMMAND_LIFETIME, 4),
-    "lifetime: another program": (operand(LINEAR, 0, TENSOR["body2.embed"]), Reason.BAD_COMMAND_LIFETIME, LINEAR),
-    "shape: norm of another width": (operand(LINEAR, 2, TENSOR["inverse_frequency"]), Reason.BAD_COMMAND_SHAPE, LINEAR),
+    "lifetime: another program": (operand(LINEAR, 0, TENSOR["body2.embed"]), Reason.BAD_COMMAND_LIFETIME,
+        LINEAR),
+    "shape: norm of another width": (operand(LINEAR, 2, TENSOR["inverse_frequency"]),
+        Reason.BAD_COMMAND_SHAPE, LINEAR),
     "shape: weight of another width": (
         operand(LINEAR, 1, TENSOR["layer.0.down.weight"]), Reason.BAD_COMMAND_SHAPE, LINEAR),
     "shape: weight of other outputs": (operand(LINEAR, 1, WEIGHT), Reason.BAD_COMMAND_SHAPE, LINEAR),
@@ -404,7 +429,8 @@ CASES: dict[str, tuple[Callable[[Parts], None], Reason, int]] = {
     "shape: hidden of a body's rows": (
         field(T, TENSOR["hidden"], dims=(1, 32), bytes=128), Reason.BAD_COMMAND_SHAPE, 6),
     "state: missing": (rename("engine", "motors"), Reason.BAD_STATE_TENSOR, 0),
-    "state: twice": (name_of("body1.embed", "hidden"), Reason.BAD_STATE_TENSOR, list(STATE_TENSORS).index("hidden")),
+    "state: twice": (name_of("body1.embed", "hidden"), Reason.BAD_STATE_TENSOR,
+        list(STATE_TENSORS).index("hidden")),
     "state: dtype": (
         field(T, TENSOR["engine"], dtype=Dtype.I8), Reason.BAD_STATE_TENSOR, 0),
     "state: shape": (
@@ -456,14 +482,19 @@ def test_every_reason_is_tested() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weights", "name", "dims"), [(Dtype.E4M3, "embed.weight_scale", 64), (Dtype.E4M3, "layer.0.o.weight_scale", 16)]
+    ("weights", "name", "dims"),
+    [(Dtype.E4M3, "embed.weight_scale", 64), (Dtype.E4M3, "layer.0.o.weight_scale", 16)],
 )
 def test_scales_cover_whole_panels(tmp_path: Path, weights: Dtype, name: str, dims: int) -> None:
-    """Goal: an e4m3 weight has one scale per output of its padded panels (U): fewer would be read past their end."""
+    """Goal: an e4m3 weight has one scale per output of its padded panels (U): fewer would be read past their
+    end.
+    """
     spec = TinySpec(weights=weights, rows=(1,), head_rows=(1,))
     path = tmp_path / "e4m3.plan"
     write_tiny_plan(path, spec)
     parts = take_apart(path.read_bytes())
     index = [tensor.name for tensor in tiny_plan(spec).tables.tensors].index(name)
-    parts.edit(Section.TENSORS, index, dims=(dims - 32,) if dims > 32 else (dims // 2,), bytes=4 * max(dims - 32, 8))
+    parts.edit(
+        Section.TENSORS, index, dims=(dims - 32,) if dims > 32 else (dims // 2,), bytes=4 * max(dims - 32, 8)
+    )
     assert verify(assemble(parts))[0] == Reason.BAD_COMMAND_SHAPE

@@ -1,4 +1,4 @@
-"""The writer's promise: at every moment the output path holds the old file, nothing, or the complete new one."""
+"""The writer's promise: at every moment the output path holds the old file, nothing, or the whole new one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import random
 import resource
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,9 +39,14 @@ def fill(output: PlanWriter, plan: TinyPlan) -> None:
 
 def test_exception_leaves_nothing(path: Path, plan: TinyPlan) -> None:
     """Goal: an error while building leaves no file of any name."""
-    with pytest.raises(RuntimeError, match="stop"), PlanWriter(path, plan.tables) as output:
-        output.write("embed.weight", 0, plan.weights["embed.weight"])
-        raise RuntimeError("stop")
+
+    def build() -> None:
+        with PlanWriter(path, plan.tables) as output:
+            output.write("embed.weight", 0, plan.weights["embed.weight"])
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        build()
     assert not path.exists()
 
 
@@ -180,14 +185,25 @@ def test_stale_temporary_files_are_removed(path: Path) -> None:
     other.unlink()
 
 
+def failure(build: Callable[[], object]) -> PlanWriteError | None:
+    """The error of a build, None when it finished."""
+    try:
+        build()
+    except PlanWriteError as error:
+        return error
+    return None
+
+
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EIO])
 def test_every_failing_call_is_one_clean_error(
     path: Path, plan: TinyPlan, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    """Goal: whichever call of the file system fails, one PlanWriteError comes and nothing is left. Method: fail call N."""
+    """Goal: whichever call of the file system fails, one PlanWriteError comes and nothing is left. Method:
+    fail call N.
+    """
     names = ("open", "pwrite", "posix_fallocate", "fsync", "replace", "pread")
     real = {name: getattr(os, name) for name in names}
-    calls, fail_at = 0, 0
+    calls, fail_at = 0, 1
 
     def failing(name: str) -> object:
         def call(*arguments: object, **options: object) -> object:
@@ -201,16 +217,16 @@ def test_every_failing_call_is_one_clean_error(
 
     for name in names:
         monkeypatch.setattr(writer.os, name, failing(name))
-    for fail_at in range(1, 200):
+    finished = False
+    while not finished:
         calls = 0
-        try:
-            write_tiny_plan(path)
-        except PlanWriteError as error:
-            assert "injected" not in str(error)
-            assert [entry for entry in path.parent.iterdir() if entry != path] == []
-        else:
-            break
-    assert 20 < calls < fail_at, "the sweep did not reach the end of a build"
+        error = failure(lambda: write_tiny_plan(path))
+        finished = error is None
+        assert finished == (calls < fail_at), "a failed call was ignored"
+        assert "injected" not in str(error)
+        assert [entry for entry in path.parent.iterdir() if entry != path] == []
+        fail_at += 1
+    assert calls > 20, "the sweep did not reach the end of a build"
 
 
 def test_file_size_limit_is_one_clean_error(path: Path) -> None:
@@ -226,7 +242,9 @@ def test_file_size_limit_is_one_clean_error(path: Path) -> None:
 
 
 def test_kill_never_leaves_a_partial_plan(tmp_path: Path, plan: TinyPlan) -> None:
-    """Goal: kill -9 at 20 random moments: at the output path is nothing or a whole plan. Method: fork, build in a loop."""
+    """Goal: kill -9 at 20 random moments: at the output path is nothing or a whole plan. Method: fork, build
+    in a loop.
+    """
     dice = random.Random(7)
     path = tmp_path / "m.plan"
     complete = 0

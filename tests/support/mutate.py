@@ -1,7 +1,9 @@
-"""Takes plans apart, damages them and repairs their hashes, so that tests and fuzzers reach past the hash checks.
+"""Takes plans apart, damages them and repairs their hashes, so that tests and fuzzers reach past the hash
+checks.
 
-`mutants` is a deterministic, endless stream of damaged plans for a seed: bit flips, field-aware edits, swapped, copied and
-dropped records, cut and grown files, with hashes mostly repaired. The Python fuzzer and the differential test share it.
+`mutants` is a deterministic, endless stream of damaged plans for a seed: bit flips, field-aware edits,
+swapped, copied and dropped records, cut and grown files, with hashes mostly repaired. The Python fuzzer and
+the differential test share it.
 """
 
 from __future__ import annotations
@@ -27,7 +29,29 @@ from ingot.plans.layout import (
 )
 
 HASH_OFFSETS = {name: layout.HEADER.offsets()[name] for name in ("header_hash", "root_hash", "file_bytes")}
-INTERESTING = (0, 1, 2, 3, 4, 7, 8, 16, 63, 64, 65, 127, 128, 255, 256, 4095, 4096, 1 << 16, 1 << 20, 1 << 31, 1 << 48)
+INTERESTING = (
+    0,
+    1,
+    2,
+    3,
+    4,
+    7,
+    8,
+    16,
+    63,
+    64,
+    65,
+    127,
+    128,
+    255,
+    256,
+    4095,
+    4096,
+    1 << 16,
+    1 << 20,
+    1 << 31,
+    1 << 48,
+)
 _RECORD_WEIGHTS = {"TensorRecord": 5, "ProgramRecord": 2, "CommandRecord": 5}
 _CODES = {"u8": "B", "u16": "H", "u32": "I", "i32": "i", "u64": "Q", "f32": "f"}
 _SIZES = {"u8": 1, "u16": 2, "u32": 4, "i32": 4, "u64": 8, "f32": 4}
@@ -59,7 +83,9 @@ class Parts:
 
 def sections_of(plan: bytes | bytearray) -> list[tuple[int, int, int, int, int]]:
     """(kind, record_bytes, offset, bytes, count) of a section table, whatever it says; at most 32 entries."""
-    count = min(struct.unpack_from("<I", plan, layout.HEADER.offsets()["section_count"])[0], layout.Limit.SECTIONS)
+    count = min(
+        struct.unpack_from("<I", plan, layout.HEADER.offsets()["section_count"])[0], layout.Limit.SECTIONS
+    )
     table = plan[SECTION_TABLE_OFFSET : SECTION_TABLE_OFFSET + 32 * count]
     return list(struct.iter_unpack("<IIQQQ", table))
 
@@ -75,7 +101,9 @@ def take_apart(plan: bytes) -> Parts:
 
 
 def assemble(parts: Parts) -> bytes:
-    """A plan file of these parts: sections in kind order, hashes and section table correct, all else as given."""
+    """A plan file of these parts: sections in kind order, hashes and section table correct, all else as
+    given.
+    """
     body, table, end = bytearray(), [], PAGE_BYTES
     for kind in sorted(parts.sections):
         raw = parts.sections[kind]
@@ -100,7 +128,7 @@ def assemble(parts: Parts) -> bytes:
 
 
 def repair(plan: bytearray) -> None:
-    """Makes file_bytes and every hash right, as far as the section table lets it; needs a whole header page."""
+    """Makes file_bytes and every hash right, as far as the section table lets it; needs a header page."""
     struct.pack_into("<Q", plan, HASH_OFFSETS["file_bytes"], len(plan))
     for kind, _, offset, size, _ in sections_of(plan):
         if kind != Section.HASHES or not PAGE_BYTES <= offset <= len(plan) or size > len(plan) - offset:
@@ -219,7 +247,8 @@ def _grow(plan: bytearray, dice: random.Random) -> None:
 
 
 _OPERATIONS: tuple[tuple[Callable[[bytearray, random.Random], None], int], ...] = (
-    (_field, 40), (_copy_field, 15), (_swap, 8), (_header, 8), (_section, 6), (_text, 8), (_flip, 8), (_cut, 3), (_grow, 1),
+    (_field, 40), (_copy_field, 15), (_swap, 8), (_header, 8), (_section, 6), (_text, 8), (_flip, 8), (_cut,
+        3), (_grow, 1),
 )  # fmt: skip
 
 

@@ -1,4 +1,6 @@
-"""Quantises and packs small weights into the panels of `layout.panel_bytes`, in plain numpy, independent of the compiler."""
+"""Quantises and packs small weights into the panels of `layout.panel_bytes`, in plain numpy, independent of
+the compiler.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def panel_rows(weight: Floats, layout: Layout) -> Floats:
 
 
 def pack(weight: Floats, dtype: Dtype, layout: Layout) -> tuple[bytes, Floats]:
-    """(panel bytes, one float32 scale per padded output) of a float32 weight (rows, k); scales are 1 but for e4m3."""
+    """(panel bytes, one float32 scale per padded output) of a float32 weight (rows, k); scales are 1 but for
+    e4m3.
+    """
     rows = panel_rows(weight, layout)
     outputs, k = rows.shape
     width = k_padded(k, dtype)

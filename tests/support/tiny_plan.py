@@ -1,7 +1,8 @@
-"""Builds a complete, valid, tiny plan by hand, independent of the compiler: every table, bucket and optional section.
+"""Builds a complete, valid, tiny plan by hand, independent of the compiler: every table, bucket and optional
+section.
 
-As a script: `python tests/support/tiny_plan.py OUT [--weights i8|e4m3|bf16] [--kv i8|e4m3|e5m2|bf16] [--layers N]`.
-The weights are seeded noise: the plan runs, but says nothing.
+As a script: `python tests/support/tiny_plan.py OUT [--weights i8|e4m3|bf16] [--kv i8|e4m3|e5m2|bf16]
+[--layers N]`. The weights are seeded noise: the plan runs, but says nothing.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class _Program:
 
     family: Family
     rows: int
-    commands: list[tuple[Kernel, Flag, int, Mapping[str, str], tuple[float, ...], tuple[int, ...]]] = field(
+    commands: list[tuple[Kernel, int, int, Mapping[str, str], tuple[float, ...], tuple[int, ...]]] = field(
         default_factory=list
     )
     shapes: dict[str, tuple[Dtype, tuple[int, ...]]] = field(default_factory=dict)
@@ -118,7 +119,7 @@ class _Program:
         return name
 
     def add(
-        self, kernel: Kernel, operands: Mapping[str, str], flags: Flag = Flag(0), layer: int = NONE_INDEX,
+        self, kernel: Kernel, operands: Mapping[str, str], flags: int = 0, layer: int = NONE_INDEX,
         f: tuple[float, ...] = (), u: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
         at = len(self.commands)
@@ -237,7 +238,8 @@ def _attention(spec: TinySpec, program: _Program, layer: int, qkv: str, rope: st
     rows, q = program.rows, spec.query_heads * spec.head_size
     out = program.arena(f"body{rows}.layer{layer}.attended", Dtype.F32, rows, q)
     operands = {
-        "qkv": qkv, "rope": rope, "positions": "row_positions", "leases": "row_leases", "granules": "granule_table",
+        "qkv": qkv, "rope": rope, "positions": "row_positions", "leases": "row_leases",
+        "granules": "granule_table",
         "k": f"layer.{layer}.k", "v": f"layer.{layer}.v", "out": out,
         "q": program.arena(f"body{rows}.layer{layer}.q", Dtype.F32, rows, q),
     }  # fmt: skip
@@ -262,8 +264,10 @@ def _head(spec: TinySpec, rows: int) -> _Program:
     _linear(spec, program, "embed.weight", (spec.hidden, spec.vocabulary), operands, Flag.NORM | Flag.GATHER)
     scratch = program.arena(f"head{rows}.scratch", Dtype.U32, rows, 2, spec.vocabulary)
     program.add(Kernel.SAMPLE, {
-        "logits": "logits", "requests": "head_requests", "positions": "head_positions", "sampling": "sampling",
-        "token_counts": "token_counts", "scratch": scratch, "out_tokens": "out_tokens", "top_tokens": "top_tokens",
+        "logits": "logits", "requests": "head_requests", "positions": "head_positions",
+        "sampling": "sampling",
+        "token_counts": "token_counts", "scratch": scratch, "out_tokens": "out_tokens",
+        "top_tokens": "top_tokens",
         "top_logprobs": "top_logprobs",
     })  # fmt: skip
     return program
@@ -322,7 +326,8 @@ def _header(spec: TinySpec) -> dict[str, object]:
         "rotary_pairs": spec.rotary_pairs, "context": spec.context, "rows_max": spec.rows[-1],
         "head_rows_max": spec.head_rows[-1], "requests_max": 8, "requests_default": 4, "granules_max": 64,
         "granules_default": 12, "default_max_tokens": 64, "weights_dtype": spec.weights, "kv_dtype": spec.kv,
-        "activation_dtype": Dtype.I8 if spec.weights == Dtype.I8 else Dtype.F32, "bos_token": 1, "eos_count": 1,
+        "activation_dtype": Dtype.I8 if spec.weights == Dtype.I8 else Dtype.F32, "bos_token": 1,
+        "eos_count": 1,
         "eos_tokens": (2,),
     }  # fmt: skip
 
@@ -371,7 +376,9 @@ def tiny_plan(spec: TinySpec = TinySpec()) -> TinyPlan:
         arena += tensors
         base += len(program.commands)
     tensors = (*below, *arena, *above)
-    selftest = Selftest((1, 5, 9), (0, 3, spec.vocabulary - 1), (0.5, -0.25, 1.0), next_token=7, margin=0.125, tolerance=0.05)
+    selftest = Selftest(
+        (1, 5, 9), (0, 3, spec.vocabulary - 1), (0.5, -0.25, 1.0), next_token=7, margin=0.125, tolerance=0.05
+    )
     tables = PlanTables(
         header=_header(spec),
         regions=_regions(placer, max(program.arena_bytes for program in programs)),
@@ -407,8 +414,10 @@ def _commands(built: list[_Program], index: Mapping[str, int]) -> tuple[CommandE
             assert set(operands) <= set(known), f"{kernel.name} has no operand {set(operands) - set(known)}"
             slots = tuple(index[operands[name]] if name in operands else NONE_INDEX for name in known)
             entries.append(CommandEntry(
-                kernel, int(flags), layer, slots + (NONE_INDEX,) * (14 - len(slots)), f + (0.0,) * (4 - len(f)),
-                u + (0,) * (6 - len(u)), cost_bytes=DTYPE_BYTES[Dtype.F32] * program.rows, cost_flops=program.rows,
+                kernel, int(flags), layer, slots + (NONE_INDEX,) * (14 - len(slots)),
+                f + (0.0,) * (4 - len(f)),
+                u + (0,) * (6 - len(u)), cost_bytes=DTYPE_BYTES[Dtype.F32] * program.rows,
+                cost_flops=program.rows,
             ))  # fmt: skip
     return tuple(entries)
 

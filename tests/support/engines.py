@@ -62,3 +62,15 @@ def drain(engine: _ingot.Engine, handle: int) -> list[_ingot.Event]:
 def generate(engine: _ingot.Engine, ids: np.ndarray, **sampling: Any) -> list[int]:
     """The token ids that one request generates."""
     return [event.token for event in drain(engine, engine.submit(ids, **sampling)) if event.token is not None]
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmRSS"))
+
+
+def available_bytes() -> int:
+    """Memory that the machine can still give."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))

@@ -159,7 +159,7 @@ def test_random_hostile_requests_are_refused_or_finish(engine: _ingot.Engine) ->
     ],
 )
 def test_open_options_over_the_ceiling(plan: Path, options: dict[str, Any], text: str) -> None:
-    """Goal: an option over the plan's ceiling is refused with both numbers, by create and by regions alike."""
+    """Goal: an option over the plan's ceiling is refused with both numbers by create and regions."""
     opened = _ingot.Plan(str(plan))
     with pytest.raises(_ingot.IngotError) as caught:
         _ingot.Engine(opened, **options)

@@ -99,7 +99,7 @@ def test_slots_and_granules_run_out_with_numbers(plan: Path) -> None:
 
 
 def test_handles_are_never_confused(engine: _ingot.Engine) -> None:
-    """Goal: a slot that is used again has another handle; old, foreign and zero handles are refused everywhere."""
+    """Goal: a slot that is used again has another handle; old, foreign and zero handles are refused."""
     seen: set[int] = set()
     for _ in range(20):
         handle = engine.submit(prompt(2), max_tokens=1)

@@ -214,7 +214,8 @@ uint32_t draw(const SampleRow& row) {
   const float most = largest(values);
   if (most == kLowest) return 0;
   float* weights = row.weights;
-  for (size_t i = 0; i < values.size(); ++i) weights[i] = exp_core((values[i] - most) / s.temperature);
+  const float temperature = s.temperature;
+  for (size_t i = 0; i < values.size(); ++i) weights[i] = exp_core((values[i] - most) / temperature);
   if (s.top_k != 0 && s.top_k < values.size()) apply(select(values, nullptr, s.top_k), values, weights);
   if (s.top_p < 1.0f) {
     double total = 0;

@@ -39,6 +39,16 @@ int main(int argc, char** argv) {
   require(ingot_create(plan, &options, &engine, &error) == INGOT_ERROR_OPTION && engine == NULL,
           "alignment is checked");
   options.memory = block;
+  ingot_options wrong = options;
+  wrong.lock_memory = 1; /* the block is the caller's to lock */
+  require(ingot_create(plan, &wrong, &engine, &error) == INGOT_ERROR_OPTION,
+          "lock_memory with the caller's memory");
+  wrong = options;
+  wrong.isa = 3;
+  require(ingot_create(plan, &wrong, &engine, &error) == INGOT_ERROR_OPTION, "isa is checked");
+  wrong = options;
+  wrong.lock_memory = 2;
+  require(ingot_create(plan, &wrong, &engine, &error) == INGOT_ERROR_OPTION, "lock_memory is checked");
   require(ingot_create(plan, &options, &engine, &error) == INGOT_OK, error.text);
   ingot_plan_close(plan); /* the engine holds what it needs */
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -286,6 +287,18 @@ def test_calls_in_the_wrong_state(plan: Path) -> None:
         with pytest.raises(_ingot.IngotError, match="is closed") as caught:
             call()
         assert caught.value.name == "STATE"
+
+
+def test_python_threads_take_turns(engine: _ingot.Engine) -> None:
+    """Goal: four Python threads on one engine, each with its own requests, get what they would get alone."""
+    alone = [generate(engine, prompt(20, seed=i), max_tokens=30, ignore_eos=True) for i in range(4)]
+
+    def client(i: int) -> list[list[int]]:
+        return [generate(engine, prompt(20, seed=i), max_tokens=30, ignore_eos=True) for _ in range(10)]
+
+    with ThreadPoolExecutor(4) as threads:
+        for i, made in enumerate(threads.map(client, range(4))):
+            assert made == [alone[i]] * 10
 
 
 def test_an_empty_engine_has_nothing_to_do(engine: _ingot.Engine) -> None:

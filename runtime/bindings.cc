@@ -35,13 +35,16 @@ constexpr const char* kCodeNames[] = {"OK",      "FILE",     "PLAN",         "TA
 nb::handle error_class;  // lives as long as the module
 
 [[noreturn]] void raise(const ingot_error& error) {
-  nb::object raised = error_class(error.text);
+  // A path in the text may have been cut inside a character.
+  nb::object text = nb::steal(
+      PyUnicode_DecodeUTF8(error.text, static_cast<Py_ssize_t>(std::strlen(error.text)), "replace"));
+  nb::object raised = error_class(text);
   raised.attr("code") = static_cast<int>(error.code);
   raised.attr("name") = kCodeNames[error.code];
   raised.attr("reason") = error.reason;
   raised.attr("limit") = error.limit;
   raised.attr("actual") = error.actual;
-  raised.attr("text") = error.text;
+  raised.attr("text") = text;
   PyErr_SetObject(error_class.ptr(), raised.ptr());
   throw nb::python_error();
 }

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -33,24 +34,59 @@ size_t read_small(const char* path, std::span<char> text) {
   return length;
 }
 
-// The number in a file that holds one, UINT64_MAX when there is none ("max").
-uint64_t read_number(const char* path) {
+// The number behind a name at the start of a line ("MemAvailable:", "inactive_file "); `missing` when it is
+// not there.
+uint64_t number_after(const char* text, const char* name, uint64_t missing) {
+  const size_t length = std::strlen(name);
+  for (const char* line = text; line != nullptr; line = std::strchr(line, '\n')) {
+    if (*line == '\n') ++line;
+    if (std::strncmp(line, name, length) == 0) return std::strtoull(line + length, nullptr, 10);
+  }
+  return missing;
+}
+
+// One control group's file, its whole content a number; `missing` when it cannot be read or says "max".
+uint64_t group_number(const char* folder, const char* file, uint64_t missing) {
+  char path[600];
   char text[64];
-  if (read_small(path, text) == 0 || text[0] < '0' || text[0] > '9') return UINT64_MAX;
+  std::snprintf(path, sizeof path, "%s/%s", folder, file);
+  if (read_small(path, text) == 0 || text[0] < '0' || text[0] > '9') return missing;
   return std::strtoull(text, nullptr, 10);
 }
 
-uint64_t machine_available() {
-  char text[2048];
-  if (read_small("/proc/meminfo", text) == 0) return UINT64_MAX;
-  const char* line = std::strstr(text, "MemAvailable:");
-  if (line == nullptr) return UINT64_MAX;
-  return std::strtoull(line + sizeof "MemAvailable:" - 1, nullptr, 10) << 10;
+// What a control group can still take: its limit less its use, of which file pages are given back when asked
+// for (reading a plan fills them).
+uint64_t group_available(const char* folder) {
+  const uint64_t limit = group_number(folder, "memory.max", UINT64_MAX);
+  if (limit == UINT64_MAX) return UINT64_MAX;
+  uint64_t used = group_number(folder, "memory.current", 0);
+  char path[600];
+  char text[8192];
+  std::snprintf(path, sizeof path, "%s/memory.stat", folder);
+  if (read_small(path, text) != 0) {
+    const uint64_t files = number_after(text, "inactive_file ", 0) + number_after(text, "active_file ", 0);
+    used -= files < used ? files : used;
+  }
+  return limit > used ? limit - used : 0;
 }
 
-uint64_t difference(uint64_t limit, uint64_t used) {
-  if (limit == UINT64_MAX || used == UINT64_MAX) return UINT64_MAX;
-  return limit > used ? limit - used : 0;
+// The least that this process's control group and those above it can take (version 2; version 1 says nothing
+// here).
+uint64_t groups_available() {
+  char text[512];
+  if (read_small("/proc/self/cgroup", text) == 0) return UINT64_MAX;
+  const char* own = std::strstr(text, "0::/");
+  if (own == nullptr) return UINT64_MAX;
+  char folder[560];
+  std::snprintf(folder, sizeof folder, "/sys/fs/cgroup%.*s", static_cast<int>(std::strcspn(own + 3, "\n")),
+                own + 3);
+  uint64_t least = UINT64_MAX;
+  for (;;) {
+    const uint64_t here = group_available(folder);
+    if (here < least) least = here;
+    if (std::strcmp(folder, "/sys/fs/cgroup") == 0) return least;
+    *std::strrchr(folder, '/') = '\0';
+  }
 }
 
 void touch(std::byte* address, uint64_t bytes) {
@@ -65,13 +101,14 @@ void touch(std::byte* address, uint64_t bytes) {
 uint64_t page_bytes() { return static_cast<uint64_t>(::sysconf(_SC_PAGESIZE)); }
 
 uint64_t available_bytes() {
-  const uint64_t machine = machine_available();
-  const uint64_t group =
-      difference(read_number("/sys/fs/cgroup/memory.max"), read_number("/sys/fs/cgroup/memory.current"));
-  const uint64_t group_v1 = difference(read_number("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-                                       read_number("/sys/fs/cgroup/memory/memory.usage_in_bytes"));
-  const uint64_t least = machine < group ? machine : group;
-  return least < group_v1 ? least : group_v1;
+  char text[2048];
+  uint64_t machine = UINT64_MAX;
+  if (read_small("/proc/meminfo", text) != 0) {
+    const uint64_t kib = number_after(text, "MemAvailable:", UINT64_MAX);
+    if (kib != UINT64_MAX) machine = kib << 10;
+  }
+  const uint64_t groups = groups_available();
+  return machine < groups ? machine : groups;
 }
 
 void Memory::take(Memory& other) {

@@ -43,6 +43,7 @@ def test_paths_that_are_no_plan_file(tmp_path: Path, plan: Path) -> None:
         plan / "x": "a part of the path is not a directory",
         Path("/dev/null"): "is not a regular file",
         tmp_path / ("x" * 300): "the path is too long",
+        tmp_path / ("\u00fc" * 120): "there is no such file",  # cut within a character
     }
     for path, text in cases.items():
         error = refused(path)

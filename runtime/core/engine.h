@@ -52,7 +52,7 @@ class Engine {
   Stepper stepper_;
 };
 
-static_assert(sizeof(Engine) <= plan::kEngineBytes);
+static_assert(sizeof(Engine) <= plan::kEngineBytes && alignof(Engine) <= plan::kTensorAlignment);
 
 // "weights", "scales", "state", "arena", "kv", "io".
 const char* region_name(uint32_t index);

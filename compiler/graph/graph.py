@@ -1,6 +1,7 @@
 """The graph: a flat list of ops over tensors with fixed shapes. No control flow, no symbolic dimension.
 
-A Graph is immutable; passes build new ones. A tensor is written once. What an op means is in `ops/`, one file each.
+A Graph is immutable; passes build new ones. A tensor is written once. What an op means is in `ops/`, one file
+each.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A named value: shape, dtype, and what holds it. `sources` of a WEIGHT name the checkpoint tensors it is made of."""
+    """A named value: shape, dtype, and what holds it. `sources` of a WEIGHT name the checkpoint tensors it is
+    made of.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -33,7 +36,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operation: its kind (a name in `ops.REGISTRY`), operands by role, results by role, and constants."""
+    """One operation: its kind (a name in `ops.REGISTRY`), operands and results by role, and constants."""
 
     kind: str
     inputs: Mapping[str, str]  # role -> tensor name

@@ -421,10 +421,16 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _run(arguments: list[str] | None) -> int:
+    """Runs the command; every way that it can end is an exit code. click's own `main` prints more."""
     try:
-        code = cli.main(args=arguments, prog_name="run-engine", standalone_mode=False)
+        with cli.make_context(
+            "run-engine", sys.argv[1:] if arguments is None else list(arguments)
+        ) as context:
+            cli.invoke(context)
         sys.stdout.flush()
-        return code if isinstance(code, int) else 0
+        return 0
+    except click.exceptions.Exit as error:
+        return error.exit_code
     except click.UsageError as error:
         error.show()
         return 2

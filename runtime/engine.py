@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Unpack
 
@@ -180,6 +181,7 @@ class Engine:
             "threads": _option("threads", threads),
             "step_rows": _option("step_rows", step_rows),
         }
+        self.path = Path(path)
         plan = _ingot.Plan(os.fspath(path))
         self.info: _ingot.PlanInfo = plan.info
         self.regions: list[_ingot.RegionInfo] = plan.regions(

@@ -170,7 +170,9 @@ class TextCodec:
             return self._template.render(messages=plain_messages(messages), **values)
         except TemplateError as error:
             raise TextError(f"the chat template refuses these messages: {error.message}") from None
-        except (TypeError, ValueError, KeyError, IndexError, OverflowError, RecursionError) as error:
+        except TextError:
+            raise
+        except Exception as error:  # a template is a program: whatever it runs into is its refusal
             kind = type(error).__name__
             raise TextError(f"the chat template cannot render these messages ({kind}: {error})") from None
 

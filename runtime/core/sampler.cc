@@ -196,47 +196,76 @@ Cut select(std::span<const float> values, const float* weights, double target) {
   return cut;
 }
 
-// Takes what `cut` does not keep out of the running.
-void apply(const Cut& cut, std::span<float> values, float* weights) {
+// The tokens still in the running, in ascending id. While that is all of them, ids is null; after top_k at
+// most half of them are left: they move to the front of `values`, and their ids lie, bit for bit, in the
+// unused half of `weights`.
+struct Candidates {
+  std::span<float> values;
+  float* weights;
+  float* ids = nullptr;
+
+  uint32_t id(uint32_t i) const { return ids == nullptr ? i : std::bit_cast<uint32_t>(ids[i]); }
+};
+
+// Whether the next value in ascending id is kept; counts those equal to the cut.
+inline bool kept(const Cut& cut, float value, uint64_t* equal) {
+  const uint32_t key = order_key(value);
+  return key > cut.key || (key == cut.key && (*equal)++ < cut.equal);
+}
+
+void keep_top_k(uint32_t k, Candidates* all) {
+  const Cut cut = select(all->values, nullptr, k);
+  const size_t half = all->values.size() / 2;
   uint64_t equal = 0;
-  for (size_t i = 0; i < values.size(); ++i) {
-    const uint32_t key = order_key(values[i]);
-    if (key > cut.key || (key == cut.key && equal++ < cut.equal)) continue;
-    values[i] = kLowest;
-    weights[i] = 0.0f;
+  uint32_t count = 0;
+  if (k > half) {
+    for (float& value : all->values) value = kept(cut, value, &equal) ? value : kLowest;
+    return;
   }
+  all->ids = all->weights + half;
+  for (uint32_t i = 0; i < all->values.size(); ++i) {
+    if (!kept(cut, all->values[i], &equal)) continue;
+    all->ids[count] = std::bit_cast<float>(i);
+    all->values[count++] = all->values[i];
+  }
+  all->values = all->values.first(count);
+}
+
+double sum_of(const Candidates& of) {
+  double sum = 0;
+  for (size_t i = 0; i < of.values.size(); ++i) sum += static_cast<double>(of.weights[i]);
+  return sum;
 }
 
 // Steps 5 to 9 for a temperature above 0.
 uint32_t draw(const SampleRow& row) {
   const plan::SamplingRecord& s = *row.sampling;
-  const std::span<float> values(row.values, row.logits.size());
-  const float most = largest(values);
+  Candidates all{{row.values, row.logits.size()}, row.weights};
+  const float most = largest(all.values);
   if (most == kLowest) return 0;
-  float* weights = row.weights;
+  if (s.top_k != 0 && s.top_k < all.values.size()) keep_top_k(s.top_k, &all);
   const float temperature = s.temperature;
-  for (size_t i = 0; i < values.size(); ++i) weights[i] = exp_core((values[i] - most) / temperature);
-  if (s.top_k != 0 && s.top_k < values.size()) apply(select(values, nullptr, s.top_k), values, weights);
+  const size_t count = all.values.size();
+  float* weights = all.weights;
+  for (size_t i = 0; i < count; ++i) weights[i] = exp_core((all.values[i] - most) / temperature);
   if (s.top_p < 1.0f) {
-    double total = 0;
-    for (size_t i = 0; i < values.size(); ++i) total += static_cast<double>(weights[i]);
-    apply(select(values, weights, static_cast<double>(s.top_p) * total), values, weights);
+    const Cut cut = select(all.values, weights, static_cast<double>(s.top_p) * sum_of(all));
+    uint64_t equal = 0;
+    for (size_t i = 0; i < count; ++i) weights[i] = kept(cut, all.values[i], &equal) ? weights[i] : 0.0f;
   }
-  double total = 0;
-  for (size_t i = 0; i < values.size(); ++i) {
-    if (weights[i] < s.min_p) weights[i] = 0.0f;
-    total += static_cast<double>(weights[i]);
+  if (s.min_p > 0.0f) {
+    for (size_t i = 0; i < count; ++i) weights[i] = weights[i] < s.min_p ? 0.0f : weights[i];
   }
-  const double target = uniform(s.seed, row.position) * total;
+  const double target = uniform(s.seed, row.position) * sum_of(all);
   double sum = 0;
   uint32_t last = 0;
-  for (uint32_t i = 0; i < values.size(); ++i) {
+  for (uint32_t i = 0; i < count; ++i) {
     if (weights[i] == 0.0f) continue;
     sum += static_cast<double>(weights[i]);
     last = i;
     if (sum > target) break;
   }
-  return last;
+  return all.id(last);
 }
 
 uint32_t items(const cpu::KernelArgs& args) { return args.rows; }

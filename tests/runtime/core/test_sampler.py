@@ -167,6 +167,8 @@ FIELDS: dict[str, dict[str, object]] = {
     "hot": {"temperature": 5.0},
     "top_k": {"top_k": 7},
     "top_k_1": {"top_k": 1},
+    "top_k_half": {"top_k": VOCABULARY // 2, "top_p": 0.97},
+    "top_k_over_half": {"top_k": VOCABULARY // 2 + 1},
     "top_k_all": {"top_k": VOCABULARY + 5},
     "top_p": {"top_p": 0.6},
     "top_p_tiny": {"top_p": 1e-6},

@@ -125,8 +125,8 @@ def quantise_i8(rows: F32) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
     code * scale.
 
     scale = float16(max |group| / 127), one float16 higher where that rounding, coarse among float16's
-    subnormals, would clip the largest weight by more than half a step; at most 65504. Where it is 0 the codes
-    are 0. The last group of a row may be short.
+    subnormals, would clip the largest weight by more than half a step; at most 65504. A group of zeros, and
+    only that, has scale 0. The last group of a row may be short.
     """
     count, width = rows.shape
     groups = -(-width // I8_GROUP)
@@ -135,9 +135,8 @@ def quantise_i8(rows: F32) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
     grouped = padded.reshape(count, groups, I8_GROUP)
     largest = np.max(np.abs(grouped), axis=2)
     scale = np.minimum(largest / np.float32(I8_MAX), np.float32(F16_MAX)).astype(np.float16)
-    clipped = largest > scale.astype(np.float32) * np.float32(I8_MAX + 0.5)
-    above = np.minimum(np.nextafter(scale, np.float16(np.inf)), np.float16(F16_MAX))
-    scale = np.where(clipped, above, scale)
+    clipped = (largest > scale.astype(np.float32) * np.float32(I8_MAX + 0.5)) & (scale < F16_MAX)
+    scale = (scale.view(np.uint16) + clipped).astype(np.uint16).view(np.float16)  # the next one up
     step = scale.astype(np.float32)[:, :, None]
     ratio = np.divide(grouped, step, out=np.zeros_like(grouped), where=step > 0)
     codes = np.clip(np.rint(ratio), -I8_MAX, I8_MAX).astype(np.int8)

@@ -1,4 +1,5 @@
-"""Models for tests of the compiler: a transformers model as ModelSpec and TensorSource, and random ones without it.
+"""Models for tests of the compiler: a transformers model as ModelSpec and TensorSource, and random ones
+without it.
 
 The mapping from transformers is written here a second time, by attribute, so that tests of the graph and the
 reference do not rest on the checkpoint readers.
@@ -12,15 +13,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from ingot.compiler.checkpoint.spec import ModelSpec, RopeKind, RopeSpec
 from numpy.typing import NDArray
 from support.checkpoints import CASES, draw_weights, make_config
-
-from ingot.compiler.checkpoint.spec import ModelSpec, RopeKind, RopeSpec
 
 INNER = {
     "self_attn.q_proj": "q", "self_attn.k_proj": "k", "self_attn.v_proj": "v", "self_attn.o_proj": "o",
     "self_attn.q_norm": "q_norm", "self_attn.k_norm": "k_norm", "input_layernorm": "attention_norm",
-    "post_attention_layernorm": "mlp_norm", "mlp.gate_proj": "gate", "mlp.up_proj": "up", "mlp.down_proj": "down",
+    "post_attention_layernorm": "mlp_norm", "mlp.gate_proj": "gate", "mlp.up_proj": "up",
+    "mlp.down_proj": "down",
 }  # fmt: skip
 OUTER = {"model.embed_tokens": "embed", "model.norm": "final_norm", "lm_head": "head"}
 
@@ -66,7 +67,9 @@ def _rope(config: Any, head_size: int) -> RopeSpec:
     parameters = dict(config.rope_parameters)
     kind, theta = RopeKind(parameters.pop("rope_type")), float(parameters.pop("rope_theta"))
     dims = int(head_size * parameters.pop("partial_rotary_factor", 1.0))
-    return RopeSpec(kind, theta, dims, {name: value for name, value in parameters.items() if value is not None})
+    return RopeSpec(
+        kind, theta, dims, {name: value for name, value in parameters.items() if value is not None}
+    )
 
 
 def _windows(config: Any, architecture: str) -> tuple[int, ...]:
@@ -82,20 +85,24 @@ def spec_of(case: str) -> ModelSpec:
     config, architecture = make_config(case), CASES[case].architecture
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     attention_bias = bool(getattr(config, "attention_bias", False))
+    no_rope = getattr(config, "no_rope_layers", None)  # 1: a layer that rotates
     return ModelSpec(
         architecture=f"{architecture}ForCausalLM", vocabulary=config.vocab_size, hidden=config.hidden_size,
         intermediate=config.intermediate_size, layers=config.num_hidden_layers,
         query_heads=config.num_attention_heads, kv_heads=config.num_key_value_heads, head_size=head_size,
         context=config.max_position_embeddings, norm_eps=config.rms_norm_eps, rope=_rope(config, head_size),
         layer_window=_windows(config, architecture),
-        layer_rope=tuple(bool(x) for x in getattr(config, "no_rope_layers", None) or [1] * config.num_hidden_layers),
+        layer_rope=tuple(bool(x) for x in no_rope or [1] * config.num_hidden_layers),
         tied_head=config.tie_word_embeddings, qkv_bias=attention_bias or architecture == "Qwen2",
-        output_bias=attention_bias, mlp_bias=bool(getattr(config, "mlp_bias", False)), qk_norm=architecture == "Qwen3",
+        output_bias=attention_bias, mlp_bias=bool(getattr(config, "mlp_bias", False)),
+        qk_norm=architecture == "Qwen3",
     )  # fmt: skip
 
 
 def transformers_model(case: str, seed: int = 0) -> Any:
-    """A case's model in float32 on bf16-representable weights, eager attention, drawn as make_checkpoint does."""
+    """A case's model in float32 on bf16-representable weights, eager attention, drawn as make_checkpoint
+    does.
+    """
     import transformers
 
     config = make_config(case)
@@ -109,9 +116,9 @@ def transformers_model(case: str, seed: int = 0) -> Any:
 
 
 SMALL = ModelSpec(
-    architecture="LlamaForCausalLM", vocabulary=211, hidden=48, intermediate=72, layers=2, query_heads=4, kv_heads=2,
-    head_size=16, context=512, norm_eps=1e-5, rope=RopeSpec(RopeKind.DEFAULT, 10000.0, 16), layer_window=(0, 0),
-    layer_rope=(True, True), tied_head=False,
+    architecture="LlamaForCausalLM", vocabulary=211, hidden=48, intermediate=72, layers=2, query_heads=4,
+    kv_heads=2, head_size=16, context=512, norm_eps=1e-5, rope=RopeSpec(RopeKind.DEFAULT, 10000.0, 16),
+    layer_window=(0, 0), layer_rope=(True, True), tied_head=False,
 )  # fmt: skip
 
 # One ModelSpec for each field that changes a graph.
@@ -125,7 +132,9 @@ VARIANTS: dict[str, ModelSpec] = {
     "rope_off": replace(SMALL, layer_rope=(False, True)),
     "rope_none": replace(SMALL, rope=RopeSpec(RopeKind.NONE, 0.0, 0)),
     "partial_rope": replace(SMALL, rope=RopeSpec(RopeKind.DEFAULT, 10000.0, 8)),
-    "one_kv_head": replace(SMALL, query_heads=7, kv_heads=1, head_size=40, rope=RopeSpec(RopeKind.DEFAULT, 1e6, 40)),
+    "one_kv_head": replace(
+        SMALL, query_heads=7, kv_heads=1, head_size=40, rope=RopeSpec(RopeKind.DEFAULT, 1e6, 40)
+    ),
     "yarn": replace(SMALL, rope=RopeSpec(
         RopeKind.YARN, 10000.0, 16, {"factor": 4.0, "original_max_position_embeddings": 128}
     )),

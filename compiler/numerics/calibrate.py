@@ -28,8 +28,8 @@ from ..targets.reference.executor import ROWS_MAX, Reference
 F32 = NDArray[np.float32]
 
 # The largest calibrated value of a channel is stored in (TARGET / 2, TARGET]. e4m3 ends at 448 and its normal
-# numbers begin at 2^-6: one bit of room above for what calibration did not see, thirteen octaves below. e5m2 ends
-# at 57344 and begins at 2^-14: the same target leaves eight octaves above and twenty-one below.
+# numbers begin at 2^-6: one bit of room above for what calibration did not see, thirteen octaves below. e5m2
+# ends at 57344 and begins at 2^-14: the same target leaves eight octaves above and twenty-one below.
 TARGET = 224.0
 EXPONENT_MAX = 60  # of a scale: bounds what a fold can do to a weight
 

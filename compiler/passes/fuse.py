@@ -16,6 +16,7 @@ from ..graph.graph import Graph, Kind, Op, Tensor
 from ..graph.verify import GraphError
 
 FUSED_KINDS = ("embed", "rope_table", "fused_linear", "fused_attention", "sample")
+NAMED_MAX = 16  # ops that an error names
 
 
 @dataclass(slots=True)
@@ -211,10 +212,9 @@ def fuse(graph: Graph) -> Graph:
             tensors |= {tensor.name: tensor for tensor in matches[index].tensors}
         elif index not in taken:
             ops.append(op)
-    for index, op in enumerate(ops):
-        if op.kind not in FUSED_KINDS:
-            raise GraphError(
-                f"op {index} ({op.kind}, layer {op.layer}) is left unfused; no pattern takes it here"
-            )
+    left = [f"{op.kind} (layer {op.layer})" for op in ops if op.kind not in FUSED_KINDS]
+    if left:
+        more = f" and {len(left) - NAMED_MAX} more" if len(left) > NAMED_MAX else ""
+        raise GraphError(f"no pattern takes {', '.join(left[:NAMED_MAX])}{more}: all ops must be fused")
     used = {name for op in ops for name in (*op.inputs.values(), *op.outputs.values())}
     return replace(graph, ops=tuple(ops), tensors={name: tensors[name] for name in tensors if name in used})

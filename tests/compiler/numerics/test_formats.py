@@ -11,8 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
-
 from ingot.compiler.numerics.formats import (
     E4M3_MAX,
     E5M2_MAX,
@@ -28,6 +26,7 @@ from ingot.compiler.numerics.formats import (
     round_weight,
 )
 from ingot.plans.layout import Dtype
+from numpy.typing import NDArray
 
 F32 = NDArray[np.float32]
 EIGHT = {
@@ -105,7 +104,7 @@ def test_bf16_all_codes() -> None:
 
 
 def test_quantise_e4m3() -> None:
-    """Goal: scale is max / 448, the error half a step of the code's octave, no NaN code, zero rows scale 1."""
+    """Goal: scale is max / 448, the error half a step of its octave, no NaN code, zero rows scale 1."""
     rows = np.random.default_rng(0).standard_normal((64, 96)).astype(np.float32)
     rows *= np.exp2(np.arange(64) - 32, dtype=np.float32)[:, None]
     rows[5] = 0
@@ -120,7 +119,7 @@ def test_quantise_e4m3() -> None:
     assert ((codes & 0x7F) != 0x7F).all()
     assert ((codes & 0x7F).max(axis=1)[live] == 0x7E).all(), "the largest weight takes the largest code"
     found = e4m3_decode(codes).astype(np.float64) * scale[:, None]
-    # Half a unit in the last place: 2^-4 of the value for normal codes, 2^-10 of the scale for subnormal ones.
+    # Half a unit in the last place: 2^-4 of the value when normal, 2^-10 of the scale when subnormal.
     bound = np.maximum(np.abs(rows) * 2.0**-4, scale[:, None] * 2.0**-10) * 1.000001
     assert (np.abs(found - rows) <= bound).all()
 
@@ -136,7 +135,7 @@ def test_quantise_e4m3_tiny() -> None:
 
 @pytest.mark.parametrize("width", [32, 64, 40, 7])
 def test_quantise_i8(width: int) -> None:
-    """Goal: float16 scale of a group of 32, codes within +-127, error at most half a step, short last group."""
+    """Goal: float16 scale of a group of 32, codes within +-127, error half a step, short last group."""
     rows = np.random.default_rng(1).standard_normal((48, width)).astype(np.float32)
     rows *= np.exp2(np.arange(48) - 28, dtype=np.float32)[:, None]
     rows[3] = 0
@@ -149,7 +148,7 @@ def test_quantise_i8(width: int) -> None:
     assert (scale[3] == 0).all()
     step = np.repeat(scale.astype(np.float64), 32, axis=1)[:, :width]
     error = np.abs(codes * step - rows)
-    # f16(max / 127) may be 2^-11 too small, so that the largest weight is clipped by 127 * 2^-11 of a step at most.
+    # f16(max / 127) may be 2^-11 too small, clipping the largest weight by 127 * 2^-11 steps.
     assert (error <= 0.5001 * np.maximum(step, 2.0**-25)).all()
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from ingot.compiler.checkpoint.spec import ModelSpec
 from ingot.compiler.graph.decoder import decoder
 from ingot.compiler.graph.graph import Graph, Op
 from ingot.compiler.graph.verify import GraphError, verify
@@ -26,10 +27,10 @@ def _one_thread() -> None:
 
 
 @pytest.mark.parametrize("spec", [*VARIANTS.values(), BIASES_AND_NORMS], ids=[*VARIANTS, "all"])
-def test_same_results(spec: object) -> None:
+def test_same_results(spec: ModelSpec) -> None:
     """Goal: the fused graph's reference equals the primitive one's within 1e-6, for every variant."""
-    source = random_source(spec)  # type: ignore[arg-type]
-    plain, fused = (Reference(spec, source, fused=fused).forward(TOKENS) for fused in (False, True))  # type: ignore[arg-type]
+    source = random_source(spec)
+    plain, fused = (Reference(spec, source, fused=fused).forward(TOKENS) for fused in (False, True))
     assert float((plain - fused).norm() / plain.norm()) <= 1e-6
 
 

@@ -81,13 +81,12 @@ def test_cpp_block_compiles(block: Block, tmp_path: Path) -> None:
 
 
 def test_the_python_examples_run(folder: Path) -> None:
-    """Goal: the examples answer from the plan that the README built; a batch gives each prompt what it gets alone."""
+    """Goal: the examples answer from the README's plan; a batch gives each prompt what it gets alone."""
 
     def example(name: str, *arguments: str, stdin: str = "") -> str:
         command = [sys.executable, str(ROOT / "examples" / "python" / name), "m.plan", *arguments]
-        return subprocess.run(
-            command, cwd=folder, input=stdin, capture_output=True, text=True, check=True
-        ).stdout
+        done = subprocess.run(command, cwd=folder, input=stdin, capture_output=True, text=True, check=True)
+        return done.stdout
 
     assert "completion_tokens=" in example("generate.py", "The harbour", "--chat", "--max-tokens", "8")
     prompts = [f"Ship number {i}" for i in range(20)]

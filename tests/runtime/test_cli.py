@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 from ingot.runtime import Engine
 from ingot.runtime.bench import percentile, row_counts
-from ingot.runtime.cli import cli
+from ingot.runtime.cli import Conversation, cli
 from support.engines import write_plan
 from support.tiny_plan import TinySpec
 
@@ -241,6 +241,55 @@ def test_a_conversation_that_no_longer_fits_is_refused(path: str) -> None:
     assert "at most 299 fit" in refused(run("chat", path, "-q", "-m", "t5 " * 400))
 
 
+class Interrupted:
+    """An engine whose answer to the first question is interrupted after three tokens."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.asked: list[Any] = []
+
+    def chat(self, messages: list[dict[str, str]], **options: Any) -> Any:
+        self.asked.append(messages)
+        stream = self.engine.chat(messages, **options)
+        if len(self.asked) == 1:
+            stream._decoder = InterruptingDecoder(stream._decoder)  # type: ignore[assignment]
+        return stream
+
+
+class InterruptingDecoder:
+    """A stream decoder that is interrupted at the fourth token."""
+
+    def __init__(self, decoder: Any) -> None:
+        self.decoder = decoder
+        self.left = 3
+
+    def push(self, token: int) -> str:
+        if self.left == 0:
+            raise KeyboardInterrupt
+        self.left -= 1
+        return str(self.decoder.push(token))
+
+
+def test_ctrl_c_stops_the_answer_and_keeps_the_chat(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Goal: an interrupted answer frees its request, stays in the history as far as it came, and the chat
+    goes on; where nobody is at the terminal the interrupt ends the command.
+    """
+    options = {"max_tokens": 20, "ignore_eos": True}
+    with Engine(path, threads=1) as engine:
+        interrupted: Any = Interrupted(engine)
+        conversation = Conversation(interrupted, options, None, quiet=False)
+        conversation.ask("t5", interruptible=True)
+        assert engine.stats["requests_running"] == 0
+        partial = conversation.messages[-1]["content"]
+        assert len(partial.split()) == 3
+        conversation.ask("t6", interruptible=True)
+        assert [message["content"] for message in interrupted.asked[1]] == ["t5", partial, "t6"]
+        with pytest.raises(KeyboardInterrupt):
+            Conversation(Interrupted(engine), options, None, quiet=True).ask("t5", interruptible=False)  # type: ignore[arg-type]
+        assert engine.stats["requests_running"] == 0
+    assert "ended by interruption" in capsys.readouterr().err
+
+
 @dataclass(slots=True)
 class Screen:
     """What a terminal has shown and the test has not looked at yet."""
@@ -259,9 +308,7 @@ class Screen:
 
 
 def test_the_interactive_chat(path: str) -> None:
-    """Goal: on a terminal it prompts, survives a refused turn, and ends with /exit; Ctrl-D and Ctrl-C end it as
-    well.
-    """
+    """Goal: on a terminal it prompts, survives a refused turn, and ends with /exit, Ctrl-D and Ctrl-C."""
     for ending in (b"/exit\n", b"\x04", b"\x03"):
         main, terminal = pty.openpty()
         # setsid -c: the terminal is the child's controlling one, so that Ctrl-C reaches it.

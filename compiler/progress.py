@@ -1,7 +1,7 @@
-"""How a build says where it is: one stage at a time, each with a total in a unit. A build knows only the protocol.
+"""How a build says where it is: one stage at a time, each with a total in a unit. It knows only the protocol.
 
-`NullProgress` says nothing, `RichProgress` draws a bar on a terminal, `LineProgress` prints plain lines that read well in
-a log. All of them write to stderr, so that stdout carries results only.
+`NullProgress` says nothing, `RichProgress` draws a bar on a terminal, `LineProgress` prints plain lines that
+read well in a log. All of them write to stderr, so that stdout carries results only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Progress(Protocol):
     """Where a build reports. Calls are cheap; none of them raises."""
 
     def stage(self, name: str, total: int = 0, unit: str = "") -> None:
-        """Begin a stage (and end the one before): `total` counts of `unit` ("layers", "bytes", ...); 0: not known."""
+        """Begin a stage and end the one before: `total` counts of `unit` ("layers", "bytes"); 0: unknown."""
         ...
 
     def advance(self, count: int = 1) -> None:
@@ -73,7 +73,7 @@ class NullProgress:
 
 
 class LineProgress:
-    """Plain lines: one when a stage begins, one every few seconds with share and time left, one when it ends."""
+    """Plain lines: one when a stage begins, one every few seconds with the time left, one when it ends."""
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream if stream is not None else sys.stderr

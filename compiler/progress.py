@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
+from ..plans.sizing import format_bytes
+
 LINE_INTERVAL_SECONDS = 5.0  # a log gets at most one line per this long within a stage
 
 
@@ -38,22 +40,9 @@ class Progress(Protocol):
         ...
 
 
-def bytes_text(count: int) -> str:
-    """Bytes for people: three significant digits in binary units (1023 B, 1.00 KiB, 12.3 GiB)."""
-    if count < 1024:
-        return f"{count} B"
-    value = float(count)
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
-        value /= 1024
-        if value < 999.5 or unit == "TiB":
-            break
-    digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
-    return f"{value:.{digits}f} {unit}"
-
-
 def count_text(count: int, unit: str) -> str:
     """A count with its unit: bytes in binary units, everything else with thousands separated."""
-    return bytes_text(count) if unit == "bytes" else f"{count:,} {unit}".rstrip()
+    return format_bytes(count) if unit == "bytes" else f"{count:,} {unit}".rstrip()
 
 
 class NullProgress:
@@ -166,7 +155,7 @@ class RichProgress:
 
     def _text(self) -> str:
         if self._total and self._unit == "bytes":
-            return f"{bytes_text(self._count)} of {bytes_text(self._total)}"
+            return f"{format_bytes(self._count)} of {format_bytes(self._total)}"
         if self._total:
             return f"{self._count:,} of {self._total:,} {self._unit}".rstrip()
         return count_text(self._count, self._unit) if self._count else ""

@@ -38,7 +38,9 @@ class Placement:
 
 
 def lower_bound(intervals: Sequence[Interval], alignment: int = TENSOR_ALIGNMENT) -> int:
-    """Most bytes alive at one command, each tensor rounded up to the alignment: a sweep over begins and ends."""
+    """Most bytes alive at one command, each tensor rounded up to the alignment: a sweep over begins
+    and ends.
+    """
     changes: dict[int, int] = {}
     for interval in intervals:
         size = round_up(interval.bytes, alignment)

@@ -1,4 +1,6 @@
-"""The placement solver against the independent checker, its certificate, and the shapes that decoders have."""
+"""The placement solver against the independent checker, its certificate, and the shapes that
+decoders have.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ def test_the_checker_finds_no_fault(intervals: list[Interval]) -> None:
 @settings(max_examples=50, deadline=None)
 @given(interval_sets(), st.randoms(use_true_random=False))
 def test_the_order_given_does_not_matter(intervals: list[Interval], shuffler: random.Random) -> None:
-    """Goal: a tensor's offset follows from the set, not from the order in which a pass happened to list it."""
+    """Goal: a tensor's offset follows from the set, not from the order in which a pass happened to
+    list it.
+    """
     offsets = dict(zip((t.name for t in intervals), place(intervals).offsets, strict=True))
     shuffled = intervals.copy()
     shuffler.shuffle(shuffled)

@@ -77,7 +77,7 @@ fuzz: $(S)/install
 
 build/demo/smollm2.plan: $(S)/install $(COMPILER)
 	@mkdir -p build/demo
-	@build-engine "$(DEMO_MODEL)" -o $@
+	@build-engine "$(DEMO_MODEL)" -o $@ --report build/demo/memory.html
 
 demo: build/demo/smollm2.plan
 	@run-engine inspect $< --memory 1G

@@ -160,12 +160,13 @@ def test_a_skipped_test_says_why(name: str) -> None:
 
 
 def test_the_ratchet_only_shrinks() -> None:
-    """Goal: an entry of OVERSIZE that fits its limit is removed."""
+    """Goal: an entry of OVERSIZE that fits its limit is removed, and what became shorter stays so."""
     for entry, lines in OVERSIZE.items():
         name, _, function = entry.partition(":")
         limit = FUNCTION_LINES if function else KERNEL_LINES if "/kernels/" in name else FILE_LINES
         assert lines > limit, f"{entry} needs no entry"
-        assert (ROOT / name).exists(), entry
+        found = dict(python_functions(name))[function] if function else len(text(name).splitlines())
+        assert found >= lines, f"{entry} has {found} lines by now: lower its entry from {lines}"
 
 
 def test_the_checks_see_a_violation() -> None:

@@ -191,8 +191,9 @@ def test_a_chosen_program_is_shown() -> None:
     assert "The arena of body[2]" in page
     assert "The arena of head" not in page
     (picture,) = (p for p in re.findall(r"<svg.*?</svg>", page, re.DOTALL) if "arena of body[2]" in p)
-    _, _, width, height = map(float, re.search(r'viewBox="([^"]+)"', picture).group(1).split())  # type: ignore[union-attr]
-    boxes = list(ElementTree.fromstring(picture).iter("rect"))
+    root = ElementTree.fromstring(picture)
+    _, _, width, height = map(float, root.attrib["viewBox"].split())
+    boxes = list(root.iter("rect"))
     assert len(boxes) == program.tensor_count
     for box in boxes:
         x, y, w, h = (float(box.attrib[name]) for name in ("x", "y", "width", "height"))

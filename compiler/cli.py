@@ -202,7 +202,13 @@ def _options(values: Mapping[str, Any]) -> BuildOptions:
     from .build import BuildOptions
 
     fields = {field: values[OPTION_OF.get(field, field)] for field in BuildOptions.__dataclass_fields__}
-    return BuildOptions(**{field: value for field, value in fields.items() if value is not None})
+    options = BuildOptions(**{field: value for field, value in fields.items() if value is not None})
+    if values["requests"] is not None and options.requests_default > options.requests_max:
+        raise click.ClickException(
+            f"--requests {options.requests_default} exceeds the ceiling of {options.requests_max}; "
+            "choose fewer, or a higher --max-requests"
+        )
+    return options
 
 
 def _fit(
@@ -243,7 +249,7 @@ def _report(
         budgets = None if values["memory"] is None else [values["memory"]]
         memory_page(tables, values["report"], budgets=budgets)
     if values["as_json"]:
-        click.echo(json.dumps(_json(tables, report, values)))
+        click.echo(json.dumps(_json(tables, report, values, notes)))
     elif not values["quiet"]:
         _print(tables, report, values, notes)
 
@@ -253,7 +259,9 @@ def _budget(tables: PlanTables, values: Mapping[str, Any]) -> int:
     return values["memory"] if values["memory"] is not None else memory_map(tables).total_bytes
 
 
-def _json(tables: PlanTables, report: BuildReport | None, values: Mapping[str, Any]) -> dict[str, Any]:
+def _json(
+    tables: PlanTables, report: BuildReport | None, values: Mapping[str, Any], notes: list[str]
+) -> dict[str, Any]:
     """What `--json` prints. Sizes in bytes; `plan` is null for a dry run."""
     found, header = memory_map(tables), tables.header
     budget = _budget(tables, values)
@@ -281,6 +289,7 @@ def _json(tables: PlanTables, report: BuildReport | None, values: Mapping[str, A
             "kv_tokens": found.kv_tokens, "requests": found.requests, "total_bytes": found.total_bytes,
             "regions": regions,
         },
+        "notes": notes,
         "budget_bytes": budget,
         "concurrency": [
             {

@@ -323,6 +323,8 @@ def test_bars_on_a_terminal(model: Path, tmp_path: Path) -> None:
         (["--context", "999999"], ["999999", "context"]),
         (["--max-rows", "999999"], ["999999"]),
         (["--max-requests", "999999"], ["999999"]),
+        (["--max-requests", "2", "--requests", "3"], ["--requests 3", "ceiling of 2"]),
+        (["--requests", "65"], ["--requests 65", "ceiling of 64"]),
         (["--kv-tokens", "999999999"], ["pool"]),
         (["--calibration", "none.txt"], ["none.txt"]),
     ],

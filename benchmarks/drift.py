@@ -48,7 +48,18 @@ class Drift:
 
 def default_texts() -> dict[str, str]:
     """English and code that come with Python."""
-    names = ("assignment", "class", "customization", "objects", "import", "execmodel", "yield", "with", "function", "lambda")
+    names = (
+        "assignment",
+        "class",
+        "customization",
+        "objects",
+        "import",
+        "execmodel",
+        "yield",
+        "with",
+        "function",
+        "lambda",
+    )
     prose = "\n\n".join(topics.topics[name] for name in names if name in topics.topics)
     return {"english": prose, "code": inspect.getsource(shelve) + inspect.getsource(argparse)}
 
@@ -60,7 +71,9 @@ def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     return values - np.log(np.exp(values).sum(axis=1, keepdims=True))
 
 
-def compare(reference: list[NDArray[np.float32]], plan: list[NDArray[np.float32]], documents: list[list[int]]) -> Drift:
+def compare(
+    reference: list[NDArray[np.float32]], plan: list[NDArray[np.float32]], documents: list[list[int]]
+) -> Drift:
     """Drift over all documents: the logits after token t predict token t + 1."""
     kl, same, nll_reference, nll_plan = [], [], [], []
     for a, b, tokens in zip(reference, plan, documents, strict=True):
@@ -79,10 +92,16 @@ def compare(reference: list[NDArray[np.float32]], plan: list[NDArray[np.float32]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", required=True, help="the checkpoint the plans were built from")
-    parser.add_argument("--plan", type=Path, action="append", required=True, help="a plan; may be given several times")
-    parser.add_argument("--text", type=Path, action="append", help="held-out UTF-8 text instead of the default ones")
+    parser.add_argument(
+        "--plan", type=Path, action="append", required=True, help="a plan; may be given several times"
+    )
+    parser.add_argument(
+        "--text", type=Path, action="append", help="held-out UTF-8 text instead of the default ones"
+    )
     parser.add_argument("--tokens", type=int, default=2048, help="tokens per text, in documents of 1024")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -102,7 +121,10 @@ def main() -> int:
         for name, parts in documents.items():
             begin = time.monotonic()
             expected[name] = [reference.forward(part).numpy() for part in parts]
-            print(f"reference {name}: {sum(map(len, parts))} tokens in {time.monotonic() - begin:.1f} s", file=sys.stderr)
+            print(
+                f"reference {name}: {sum(map(len, parts))} tokens in {time.monotonic() - begin:.1f} s",
+                file=sys.stderr,
+            )
 
     report: dict[str, dict[str, object]] = {}
     for path in options.plan:

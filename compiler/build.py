@@ -18,10 +18,10 @@ from ..plans.layout import GRANULE_TOKENS, NONE_INDEX, SELFTEST, Dtype, Family, 
 from ..plans.records import PlanTables, Selftest
 from ..plans.writer import PlanWriter
 from .checkpoint.open import open_checkpoint
-from .checkpoint.spec import Checkpoint, ModelSpec, RopeKind, TensorSource
+from .checkpoint.spec import Checkpoint, ModelSpec, TensorSource
 from .graph.decoder import decoder
 from .graph.graph import Graph
-from .graph.rope import inverse_frequencies
+from .graph.rope import rope_frequencies
 from .graph.verify import verify as verify_graph
 from .numerics.calibrate import FoldedSource, KvScales, calibrate_kv
 from .numerics.calibration_input import CalibrationInput, calibration_tokens, read_calibration
@@ -41,7 +41,9 @@ CONTEXT_DEFAULT_MAX = 8192  # tokens; a longer context is chosen with --context,
 POOL_CONTEXT_DEFAULT = 2048  # tokens per default request that the default pool holds
 SELFTEST_PROMPT_TOKENS = 16
 SELFTEST_PROBES = 32
-SELFTEST_TOLERANCE = 0.05  # relative to the probes' root mean square: rounding flips of int8 inputs stay below 0.01
+SELFTEST_TOLERANCE = (
+    0.05  # relative to the probes' root mean square: rounding flips of int8 inputs stay below 0.01
+)
 WEIGHTS = {"e4m3": Dtype.E4M3, "i8": Dtype.I8, "bf16": Dtype.BF16}
 KV = {"e4m3": Dtype.E4M3, "e5m2": Dtype.E5M2, "i8": Dtype.I8, "bf16": Dtype.BF16}
 
@@ -117,14 +119,17 @@ def plan_header(spec: ModelSpec, options: BuildOptions) -> dict[str, int]:
     context = _context(spec, options)
     granules = -(-context // GRANULE_TOKENS)
     requests_max = _within(options.requests_max, 1, int(Limit.REQUESTS), "the ceiling on requests")
-    requests = min(_within(options.requests_default, 1, int(Limit.REQUESTS), "the default number of requests"), requests_max)
+    requests = min(
+        _within(options.requests_default, 1, int(Limit.REQUESTS), "the default number of requests"),
+        requests_max,
+    )
     pool = options.kv_tokens_default
     if pool is None:
         pool = max(context, requests * min(context, POOL_CONTEXT_DEFAULT))
     return {
         "target": int(Target.CPU), "vocabulary": spec.vocabulary, "layers": spec.layers, "hidden": spec.hidden,
         "query_heads": spec.query_heads, "kv_heads": spec.kv_heads, "head_size": spec.head_size,
-        "rotary_pairs": 0 if spec.rope.kind == RopeKind.NONE else spec.rope.rotary_dims // 2,
+        "rotary_pairs": spec.rope.rotary_dims // 2 if any(spec.layer_rope) else 0,
         "context": context,
         "rows_max": _within(options.rows_max, 1, int(Limit.ROWS), "the largest bucket"),
         "head_rows_max": _within(options.head_rows_max, 1, int(Limit.HEAD_ROWS), "the largest head bucket"),
@@ -142,7 +147,9 @@ def plan_header(spec: ModelSpec, options: BuildOptions) -> dict[str, int]:
 
 def _eos(spec: ModelSpec) -> tuple[int, ...]:
     if len(spec.eos_tokens) > int(Limit.EOS_TOKENS):
-        raise BuildError(f"the checkpoint has {len(spec.eos_tokens)} eos tokens; at most {int(Limit.EOS_TOKENS)} are allowed")
+        raise BuildError(
+            f"the checkpoint has {len(spec.eos_tokens)} eos tokens; at most {int(Limit.EOS_TOKENS)} are allowed"
+        )
     return spec.eos_tokens
 
 
@@ -204,7 +211,11 @@ def _fold_names(spec: ModelSpec) -> tuple[tuple[str, tuple[int, ...]], ...]:
 def _meta(checkpoint: Checkpoint, header: Mapping[str, int]) -> dict[str, object]:
     spec, text = checkpoint.spec, checkpoint.text
     model = asdict(spec)
-    model["rope"] = {**asdict(spec.rope), "kind": str(spec.rope.kind), "parameters": dict(spec.rope.parameters)}
+    model["rope"] = {
+        **asdict(spec.rope),
+        "kind": str(spec.rope.kind),
+        "parameters": dict(spec.rope.parameters),
+    }
     return {
         "name": checkpoint.name,
         "architecture": spec.architecture,
@@ -230,11 +241,13 @@ def build(
     progress.stage("read checkpoint")
     checkpoint = open_checkpoint(model)
     if checkpoint.weights is None:
-        raise BuildError(f"{model} has no weights; give a checkpoint directory or a GGUF file, or use --dry-run")
+        raise BuildError(
+            f"{model} has no weights; give a checkpoint directory or a GGUF file, or use --dry-run"
+        )
     progress.stage("compile")
     compiled = compile_tables(checkpoint, options)
     header = compiled.tables.header
-    _say(checkpoint, options, compiled.tables, progress)
+    _say(checkpoint, compiled.tables, options, progress)
     text = read_calibration(options.calibration)
     tokens = calibration_tokens(checkpoint, text)
     meta = {**compiled.tables.meta, "checkpoint_sha256": checkpoint.weights.digest()}
@@ -247,7 +260,9 @@ def build(
         meta["calibration"] = {"digest": text.digest, "name": text.name, "tokens": len(tokens)}
     tables = replace(compiled.tables, meta=meta)
     with PlanWriter(out, tables) as writer:
-        weights = next(region for region in tables.regions if region.section and region.bytes_per_request == 0)
+        weights = next(
+            region for region in tables.regions if region.section and region.bytes_per_request == 0
+        )
         progress.stage("write weights", weights.bytes_fixed, "bytes")
         for name, offset, data in pack(compiled.constants, source, values):
             writer.write(name, offset, data)
@@ -264,14 +279,16 @@ def _say(checkpoint: Checkpoint, tables: PlanTables, options: BuildOptions, prog
     """Notes on what was decided for the user."""
     context = tables.header["context"]
     if options.context is None and checkpoint.spec.context > CONTEXT_DEFAULT_MAX:
-        progress.note(f"context {context} of the model's {checkpoint.spec.context} tokens; choose more with --context")
+        progress.note(
+            f"context {context} of the model's {checkpoint.spec.context} tokens; choose more with --context"
+        )
     if checkpoint.text.tokenizer is None:
         progress.note("the checkpoint has no tokenizer: this plan takes and gives token ids only")
 
 
 def constant_values(spec: ModelSpec) -> dict[str, NDArray[np.float32]]:
     """Constants that are computed, not read: the rotary frequencies, float32 (rotary_pairs,)."""
-    if spec.rope.kind == RopeKind.NONE:
+    if not any(spec.layer_rope):
         return {}
     return {"rope.inverse_frequency": rope_frequencies(spec.rope, spec.context).inverse_frequency}
 

@@ -144,6 +144,13 @@ class PlanWriter:
             raise PlanWriteError(f"{tensor_name}: bytes {offset} to {offset + len(raw)} were written before")
         self._put(self._section[SECTION_OF[tensor.region]].offset + tensor.offset + offset, raw)
 
+    def read(self, tensor_name: str) -> memoryview:
+        """The bytes of a tensor that was written, for whoever checks them before `finish`."""
+        tensor = self._tensors[tensor_name]
+        return memoryview(
+            self._get(self._section[SECTION_OF[tensor.region]].offset + tensor.offset, tensor.bytes)
+        )
+
     def selftest(self, selftest: Selftest) -> None:
         """Writes the SELFTEST section; its size must be the tables' selftest_bytes."""
         raw = encode_selftest(selftest)

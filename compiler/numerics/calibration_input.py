@@ -34,7 +34,9 @@ def _line_text(path: Path, number: int, line: str) -> str:
     try:
         value = json.loads(line)
     except ValueError as error:
-        raise CheckpointError(f"{path.name} line {number} is not JSON; a .jsonl file holds one object a line") from error
+        raise CheckpointError(
+            f"{path.name} line {number} is not JSON; a .jsonl file holds one object a line"
+        ) from error
     if isinstance(value, dict):
         for key in KEYS:
             if isinstance(value.get(key), str):
@@ -44,7 +46,9 @@ def _line_text(path: Path, number: int, line: str) -> str:
             contents = [message.get("content") for message in messages if isinstance(message, dict)]
             if contents and all(isinstance(content, str) for content in contents):
                 return "\n".join(contents)
-    raise CheckpointError(f"{path.name} line {number} has no text; use one of the keys {', '.join(KEYS)} or messages")
+    raise CheckpointError(
+        f"{path.name} line {number} has no text; use one of the keys {', '.join(KEYS)} or messages"
+    )
 
 
 def read_calibration(path: Path | None) -> CalibrationInput:
@@ -57,12 +61,16 @@ def read_calibration(path: Path | None) -> CalibrationInput:
         try:
             size = path.stat().st_size
             if size > FILE_BYTES_MAX:
-                raise CheckpointError(f"calibration file {path.name} has {size} bytes; at most {FILE_BYTES_MAX} are read")
+                raise CheckpointError(
+                    f"calibration file {path.name} has {size} bytes; at most {FILE_BYTES_MAX} are read"
+                )
             name, text = path.name, path.read_text(encoding="utf-8")
         except OSError as error:
             raise CheckpointError(f"cannot read calibration file {path}: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            raise CheckpointError(f"calibration file {path.name} is not UTF-8 at byte {error.start}") from error
+            raise CheckpointError(
+                f"calibration file {path.name} is not UTF-8 at byte {error.start}"
+            ) from error
         if path.suffix == ".jsonl":
             lines = [line for line in text.split("\n") if line.strip()]
             text = "\n\n".join(_line_text(path, number, line) for number, line in enumerate(lines, 1))
@@ -79,10 +87,17 @@ def calibration_tokens(checkpoint: Checkpoint, text: CalibrationInput) -> list[i
     """
     limit = min(CALIBRATION_TOKENS, checkpoint.spec.context)
     if checkpoint.text.tokenizer is None:
-        return [int(token) for token in np.random.Generator(np.random.PCG64(0)).integers(0, checkpoint.spec.vocabulary, limit)]
+        return [
+            int(token)
+            for token in np.random.Generator(np.random.PCG64(0)).integers(
+                0, checkpoint.spec.vocabulary, limit
+            )
+        ]
     from tokenizers import Tokenizer
 
-    ids = list(Tokenizer.from_buffer(checkpoint.text.tokenizer).encode(text.text, add_special_tokens=False).ids)
+    ids = list(
+        Tokenizer.from_buffer(checkpoint.text.tokenizer).encode(text.text, add_special_tokens=False).ids
+    )
     if checkpoint.text.add_bos and checkpoint.spec.bos_token is not None:
         ids.insert(0, checkpoint.spec.bos_token)
     if not ids:

@@ -46,7 +46,9 @@ class Part:
 
     def add(self, name: str, dtype: Dtype, dims: tuple[int, ...]) -> None:
         size = tensor_bytes(dims, dtype, Layout.ROWS)
-        self.tensors.append(TensorEntry(name, self.region, self.unit, dtype, Layout.ROWS, dims, self.bytes, size))
+        self.tensors.append(
+            TensorEntry(name, self.region, self.unit, dtype, Layout.ROWS, dims, self.bytes, size)
+        )
 
     @property
     def bytes(self) -> int:
@@ -170,9 +172,11 @@ def _command(
 
 
 def with_text(
-    tables: PlanTables, meta: Mapping[str, object], tokenizer: bytes | None, template: bytes | None, selftest_bytes: int
+    tables: PlanTables,
+    meta: Mapping[str, object],
+    tokenizer: bytes | None,
+    template: bytes | None,
+    selftest_bytes: int,
 ) -> PlanTables:
     """The tables with what the plan says in words."""
     return replace(tables, meta=meta, tokenizer=tokenizer, template=template, selftest_bytes=selftest_bytes)
-
-

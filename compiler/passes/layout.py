@@ -100,7 +100,9 @@ def _op_constants(builder: _Builder, graph: Graph, op: Op) -> None:
         builder.add(table.name, "table", table.shape, Dtype.F32, table.sources)
 
 
-def layout_constants(graphs: tuple[Graph, ...], folded: tuple[tuple[str, tuple[int, ...]], ...] = ()) -> ConstantTable:
+def layout_constants(
+    graphs: tuple[Graph, ...], folded: tuple[tuple[str, tuple[int, ...]], ...] = ()
+) -> ConstantTable:
     """Constants of fused graphs in execution order. `folded`: (name, shape) of KV scales kept for inspection."""
     builder = _Builder()
     for graph in graphs:

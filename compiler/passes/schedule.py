@@ -72,7 +72,15 @@ def schedule(graph: Graph, family: Family, lower: Callable[[Graph, Op], Draft]) 
     placement: Placement = place(intervals)
     check(intervals, placement)
     arena = [
-        ArenaTensor(item.name, tensors[item.name].dtype, tensors[item.name].shape, item.bytes, offset, item.first, item.last)
+        ArenaTensor(
+            item.name,
+            tensors[item.name].dtype,
+            tensors[item.name].shape,
+            item.bytes,
+            offset,
+            item.first,
+            item.last,
+        )
         for item, offset in zip(intervals, placement.offsets, strict=True)
     ]
     arena.sort(key=lambda tensor: (tensor.offset, tensor.first, tensor.name))

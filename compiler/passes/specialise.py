@@ -26,7 +26,11 @@ def specialise(graph: Graph, rows: int) -> Graph:
     def convert(tensor: Tensor) -> Tensor:
         if tensor.kind != Kind.ACTIVATION:
             return tensor
-        assert tensor.shape[0] == graph.rows, f"{tensor.name} has {tensor.shape[0]} rows in a graph of {graph.rows}"
+        assert tensor.shape[0] == graph.rows, (
+            f"{tensor.name} has {tensor.shape[0]} rows in a graph of {graph.rows}"
+        )
         return replace(tensor, shape=(rows, *tensor.shape[1:]))
 
-    return replace(graph, rows=rows, tensors={name: convert(tensor) for name, tensor in graph.tensors.items()})
+    return replace(
+        graph, rows=rows, tensors={name: convert(tensor) for name, tensor in graph.tensors.items()}
+    )

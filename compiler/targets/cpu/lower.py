@@ -23,7 +23,9 @@ ATTENTION = {
 }
 
 
-def _draft(kernel: Kernel, op: Op, operands: Mapping[str, str | None], flags: Flag = Flag(0), **rest: object) -> Draft:
+def _draft(
+    kernel: Kernel, op: Op, operands: Mapping[str, str | None], flags: Flag = Flag(0), **rest: object
+) -> Draft:
     """A draft with `operands` (by name) put into the kernel's positions."""
     spec = KERNELS[kernel]
     positions = [operand.name for operand in spec.operands]
@@ -58,7 +60,9 @@ def _linear(graph: Graph, op: Op) -> Draft:
     weight, out = graph.tensors[op.inputs["weight"]], op.outputs["out"]
     rows, width = graph.rows, weight.shape[1]
     padded = k_padded(width, weight.dtype)
-    activation = _scratch(f"{out}.activation", (rows, padded), Dtype.I8 if weight.dtype == Dtype.I8 else Dtype.F32)
+    activation = _scratch(
+        f"{out}.activation", (rows, padded), Dtype.I8 if weight.dtype == Dtype.I8 else Dtype.F32
+    )
     operands: dict[str, str | None] = {
         "x": op.inputs["x"], "weight": weight.name, "activation": activation.name, "out": out,
     }  # fmt: skip
@@ -99,7 +103,10 @@ def _attention(graph: Graph, op: Op) -> Draft:
     if k.dtype == Dtype.I8:
         operands |= {"k_scale": scale_name(k.name), "v_scale": scale_name(v.name)}
     attributes = op.attributes
-    floats = (float(attributes["softmax_scale"]), float(attributes.get("eps", 0.0)) if flags & Flag.QK_NORM else 0.0)
+    floats = (
+        float(attributes["softmax_scale"]),
+        float(attributes.get("eps", 0.0)) if flags & Flag.QK_NORM else 0.0,
+    )
     return _draft(
         ATTENTION[k.dtype], op, operands, flags, f=floats, u=(int(attributes["window"]),), scratch=(q,)
     )  # fmt: skip

@@ -60,14 +60,14 @@ def pack_panels(rows: NDArray[np.float32], dtype: Dtype) -> tuple[bytes, NDArray
         pairs = bf16_encode(padded).reshape(panels, PANEL_OUTPUTS, width // 2, 2)
         return pairs.transpose(0, 2, 1, 3).tobytes(), None
     if dtype == Dtype.E4M3:
-        codes, scales = quantise_e4m3(padded)
-        return codes.reshape(panels, PANEL_OUTPUTS, width // 4, 4).transpose(0, 2, 1, 3).tobytes(), scales
+        fp8, scales = quantise_e4m3(padded)
+        return fp8.reshape(panels, PANEL_OUTPUTS, width // 4, 4).transpose(0, 2, 1, 3).tobytes(), scales
     assert dtype == Dtype.I8, dtype
-    codes, scales = quantise_i8(padded)
+    codes, halves = quantise_i8(padded)
     blocks = width // I8_BLOCK
     block = np.empty((panels, blocks, panel_bytes(I8_BLOCK, dtype)), np.uint8)
-    halves = scales.reshape(panels, PANEL_OUTPUTS, blocks, 2).transpose(0, 2, 3, 1)
-    block[:, :, :64] = np.ascontiguousarray(halves).view(np.uint8).reshape(panels, blocks, 64)
+    groups = halves.reshape(panels, PANEL_OUTPUTS, blocks, 2).transpose(0, 2, 3, 1)
+    block[:, :, :64] = np.ascontiguousarray(groups).view(np.uint8).reshape(panels, blocks, 64)
     lines = codes.reshape(panels, PANEL_OUTPUTS, blocks, 16, 4).transpose(0, 2, 3, 1, 4)
     block[:, :, 64:] = np.ascontiguousarray(lines).view(np.uint8).reshape(panels, blocks, 1024)
     return block.tobytes(), None
@@ -89,7 +89,9 @@ def unpack_rows(
     else:
         block = raw.reshape(panels, width // I8_BLOCK, -1)
         group = np.ascontiguousarray(block[:, :, :64]).view(np.float16).reshape(panels, -1, 2, PANEL_OUTPUTS)
-        signed = np.ascontiguousarray(block[:, :, 64:]).view(np.int8).reshape(panels, -1, 2, 8, PANEL_OUTPUTS, 4)
+        signed = (
+            np.ascontiguousarray(block[:, :, 64:]).view(np.int8).reshape(panels, -1, 2, 8, PANEL_OUTPUTS, 4)
+        )
         scaled = signed.astype(np.float32) * group.astype(np.float32)[:, :, :, None, :, None]
         values = scaled.transpose(0, 4, 1, 2, 3, 5)
     rows = np.ascontiguousarray(values).reshape(panels * PANEL_OUTPUTS, width)[:, : dims[1]]
@@ -115,9 +117,20 @@ def panel_order(values: NDArray[np.float32], layout: Layout) -> NDArray[np.float
     return out
 
 
+def panel_rows(values: NDArray[np.float32], rows: int, layout: Layout) -> NDArray[np.float32]:
+    """The inverse of `panel_order`: (rows,) in the order of the sources."""
+    if layout == Layout.PANELS:
+        return values[:rows].copy()
+    pairs = values.reshape(-1, 2, PANEL_OUTPUTS).transpose(1, 0, 2).reshape(2, -1)
+    return np.ascontiguousarray(pairs[:, : rows // 2].reshape(rows))
+
+
 def _pack_weight(constant: Constant, source: TensorSource) -> Iterator[Piece]:
     entry = constant.entry
-    panels, step = panel_count(entry.dims[0], entry.layout), max(SLICE_BYTES // (64 * entry.dims[1]), 2) // 2 * 2
+    panels, step = (
+        panel_count(entry.dims[0], entry.layout),
+        max(SLICE_BYTES // (64 * entry.dims[1]), 2) // 2 * 2,
+    )
     size = panel_bytes(entry.dims[1], entry.dtype)
     for begin in range(0, panels, step):
         end = min(begin + step, panels)
@@ -127,7 +140,9 @@ def _pack_weight(constant: Constant, source: TensorSource) -> Iterator[Piece]:
             yield scale_name(entry.name), begin * PANEL_OUTPUTS * 4, scales.astype("<f4").tobytes()
 
 
-def pack(table: ConstantTable, source: TensorSource, tables: dict[str, NDArray[np.float32]]) -> Iterator[Piece]:
+def pack(
+    table: ConstantTable, source: TensorSource, tables: dict[str, NDArray[np.float32]]
+) -> Iterator[Piece]:
     """All bytes of WEIGHTS and SCALES but the padding. `tables`: values of constants that no checkpoint tensor holds."""
     layouts = {  # a bias follows the panel order of the weight beside it
         name.removesuffix(".weight"): constant.entry.layout

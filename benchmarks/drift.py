@@ -1,9 +1,9 @@
 """Drift of a plan against its unquantised checkpoint, teacher-forced on held-out English and code.
 
-Runs every document through the runtime (`Engine.score`) and through the float32 reference executor with float32 KV, and
-prints perplexity ratio, mean and p99.9 KL divergence KL(reference || plan) and the share of positions with the same most
-likely token. Default texts come from the Python installation (documentation topics, standard library source), which
-no calibration text quotes. Example:
+Runs every document through the runtime (`Engine.score`) and through the float32 reference executor with
+float32 KV, and prints perplexity ratio, mean and p99.9 KL divergence KL(reference || plan) and the share of
+positions with the same most likely token. Default texts come from the Python installation (documentation
+topics, standard library source), which no calibration text quotes. Example:
 
     python benchmarks/drift.py --model MODEL --plan m.plan --plan other.plan --tokens 2048
 """
@@ -14,12 +14,13 @@ import argparse
 import inspect
 import json
 import platform
-import pydoc_data.topics as topics
 import shelve
 import sys
 import time
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import numpy as np
 import torch
@@ -60,7 +61,7 @@ def default_texts() -> dict[str, str]:
         "function",
         "lambda",
     )
-    prose = "\n\n".join(topics.topics[name] for name in names if name in topics.topics)
+    prose = "\n\n".join(topics[name] for name in names if name in topics)
     return {"english": prose, "code": inspect.getsource(shelve) + inspect.getsource(argparse)}
 
 
@@ -86,9 +87,14 @@ def compare(
     divergence = np.concatenate(kl)
     low, high = float(np.concatenate(nll_reference).mean()), float(np.concatenate(nll_plan).mean())
     return Drift(
-        len(divergence), float(np.exp(low)), float(np.exp(high)), float(np.exp(high - low)), float(divergence.mean()),
-        float(np.quantile(divergence, 0.999)), float(np.concatenate(same).mean()),
-    )  # fmt: skip
+        len(divergence),
+        float(np.exp(low)),
+        float(np.exp(high)),
+        float(np.exp(high - low)),
+        float(divergence.mean()),
+        float(np.quantile(divergence, 0.999)),
+        float(np.concatenate(same).mean()),
+    )
 
 
 def main() -> int:
@@ -136,7 +142,7 @@ def main() -> int:
         for name, parts in documents.items():
             row[name] = asdict(compare(expected[name], actual[name], parts))
         every = [part for parts in documents.values() for part in parts]
-        row["all"] = asdict(compare(sum(expected.values(), []), sum(actual.values(), []), every))
+        row["all"] = asdict(compare([*chain(*expected.values())], [*chain(*actual.values())], every))
         report[path.name] = row
     if options.json:
         print(json.dumps({"python": platform.python_version(), "plans": report}, indent=1))
@@ -147,7 +153,8 @@ def main() -> int:
             values = Drift(**row[name])  # type: ignore[arg-type]
             print(
                 f"  {name:10} {values.positions:6} tokens  perplexity {values.perplexity_reference:8.3f} -> "
-                f"{values.perplexity_plan:8.3f} (ratio {values.perplexity_ratio:.5f})  mean KL {values.kl_mean:.6f}  "
+                f"{values.perplexity_plan:8.3f} (ratio {values.perplexity_ratio:.5f})  "
+                f"mean KL {values.kl_mean:.6f}  "
                 f"p99.9 {values.kl_p999:.4f}  same top {100 * values.same_top:.2f} %"
             )
     return 0

@@ -1,7 +1,8 @@
 """The whole compiler, top to bottom: checkpoint -> graph -> passes -> tables -> weights -> plan file.
 
-`build` reads like the pipeline it is. `plan_tables` is its first half: it needs no weights and sizes a plan from a
-config alone. Weights stream a slice of panels at a time; the output appears by one rename when it is whole and verified.
+`build` reads like the pipeline it is. `plan_tables` is its first half: it needs no weights and sizes a plan
+from a config alone. Weights stream a slice of panels at a time; the output appears by one rename when it is
+whole and verified.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from ..plans.layout import GRANULE_TOKENS, NONE_INDEX, SELFTEST, Dtype, Family, 
 from ..plans.records import PlanTables, Selftest
 from ..plans.writer import PlanWriter
 from .checkpoint.open import open_checkpoint
-from .checkpoint.spec import Checkpoint, ModelSpec, TensorSource
+from .checkpoint.spec import Checkpoint, ModelSpec
 from .graph.decoder import decoder
 from .graph.graph import Graph
 from .graph.rope import rope_frequencies
 from .graph.verify import verify as verify_graph
 from .numerics.calibrate import FoldedSource, KvScales, calibrate_kv
-from .numerics.calibration_input import CalibrationInput, calibration_tokens, read_calibration
+from .numerics.calibration_input import calibration_tokens, read_calibration
 from .passes.assemble import assemble
 from .passes.fuse import fuse
 from .passes.layout import ConstantTable, layout_constants
@@ -54,7 +55,8 @@ class BuildError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """Everything a user chooses. None means the target's or the checkpoint's default; counts of tokens, rows, requests."""
+    """Everything a user chooses. None means the target's or the checkpoint's default; counts of tokens, rows,
+    requests."""
 
     target: str = "cpu"
     weights: str | None = None  # cpu: i8
@@ -106,7 +108,8 @@ def _context(spec: ModelSpec, options: BuildOptions) -> int:
         return min(spec.context, CONTEXT_DEFAULT_MAX)
     if options.context > spec.context:
         raise BuildError(
-            f"context {options.context} exceeds the {spec.context} tokens that the model was made for; choose at most that"
+            f"context {options.context} exceeds the {spec.context} tokens that the model was made for; "
+            "choose at most that"
         )
     return _within(options.context, 2, int(Limit.CONTEXT), "context")
 
@@ -123,11 +126,13 @@ def plan_header(spec: ModelSpec, options: BuildOptions) -> dict[str, int]:
         _within(options.requests_default, 1, int(Limit.REQUESTS), "the default number of requests"),
         requests_max,
     )
+    max_tokens = _within(options.default_max_tokens, 1, int(Limit.CONTEXT), "default max_tokens")
     pool = options.kv_tokens_default
     if pool is None:
         pool = max(context, requests * min(context, POOL_CONTEXT_DEFAULT))
     return {
-        "target": int(Target.CPU), "vocabulary": spec.vocabulary, "layers": spec.layers, "hidden": spec.hidden,
+        "target": int(Target.CPU), "vocabulary": spec.vocabulary, "layers": spec.layers,
+        "hidden": spec.hidden,
         "query_heads": spec.query_heads, "kv_heads": spec.kv_heads, "head_size": spec.head_size,
         "rotary_pairs": spec.rope.rotary_dims // 2 if any(spec.layer_rope) else 0,
         "context": context,
@@ -136,9 +141,9 @@ def plan_header(spec: ModelSpec, options: BuildOptions) -> dict[str, int]:
         "requests_max": requests_max, "requests_default": requests,
         "granules_max": requests_max * granules,
         "granules_default": _within(
-            -(-pool // GRANULE_TOKENS), 1, requests_max * granules, f"the default pool in granules of {GRANULE_TOKENS}"
+            -(-pool // GRANULE_TOKENS), 1, requests_max * granules, "the default pool in granules"
         ),
-        "default_max_tokens": _within(options.default_max_tokens, 1, int(Limit.CONTEXT), "default max_tokens"),
+        "default_max_tokens": max_tokens,
         "weights_dtype": int(weights), "kv_dtype": int(kv),
         "activation_dtype": int(Dtype.I8 if weights == Dtype.I8 else Dtype.F32),
         "bos_token": NONE_INDEX if spec.bos_token is None else spec.bos_token,
@@ -148,7 +153,8 @@ def plan_header(spec: ModelSpec, options: BuildOptions) -> dict[str, int]:
 def _eos(spec: ModelSpec) -> tuple[int, ...]:
     if len(spec.eos_tokens) > int(Limit.EOS_TOKENS):
         raise BuildError(
-            f"the checkpoint has {len(spec.eos_tokens)} eos tokens; at most {int(Limit.EOS_TOKENS)} are allowed"
+            f"the checkpoint has {len(spec.eos_tokens)} eos tokens; "
+            f"at most {int(Limit.EOS_TOKENS)} are allowed"
         )
     return spec.eos_tokens
 
@@ -234,7 +240,8 @@ def build(
 ) -> BuildReport:
     """Compiles the checkpoint `model` (a directory, a GGUF file or a hub name) into the plan `out`.
 
-    Raises CheckpointError or BuildError; nothing is then left at `out`, and a plan that was there before is untouched.
+    Raises CheckpointError or BuildError; nothing is then left at `out`, and a plan that was there before is
+    untouched.
     """
     options, progress = options or BuildOptions(), progress or NullProgress()
     begin = time.monotonic()
@@ -246,13 +253,12 @@ def build(
         )
     progress.stage("compile")
     compiled = compile_tables(checkpoint, options)
-    header = compiled.tables.header
     _say(checkpoint, compiled.tables, options, progress)
     text = read_calibration(options.calibration)
     tokens = calibration_tokens(checkpoint, text)
     meta = {**compiled.tables.meta, "checkpoint_sha256": checkpoint.weights.digest()}
     source, values = checkpoint.weights, constant_values(checkpoint.spec)
-    kv = Dtype(compiled.tables.header["kv_dtype"])
+    kv = Dtype(compiled.tables.integer("kv_dtype"))
     if kv in (Dtype.E4M3, Dtype.E5M2):
         scales = calibrate_kv(checkpoint.spec, source, tokens, kv, progress)
         source = FoldedSource(checkpoint.spec, source, scales)
@@ -294,7 +300,8 @@ def constant_values(spec: ModelSpec) -> dict[str, NDArray[np.float32]]:
 
 
 def _fold_values(scales: KvScales) -> dict[str, NDArray[np.float32]]:
-    """The KV scales that were folded into the weights, kept in the plan: k, v of every layer, (KV, HS) float32."""
+    """The KV scales that were folded into the weights, kept in the plan: k, v of every layer, (KV, HS)
+    float32."""
     values = {}
     for layer in range(scales.k.shape[0]):
         values[f"layer.{layer}.k_fold"], values[f"layer.{layer}.v_fold"] = scales.k[layer], scales.v[layer]
@@ -302,8 +309,9 @@ def _fold_values(scales: KvScales) -> dict[str, NDArray[np.float32]]:
 
 
 def golden(tables: PlanTables, writer: PlanWriter, tokens: list[int]) -> Selftest:
-    """The golden prompt's probe logits, from the reference executor walking the commands over the bytes just written."""
-    context, vocabulary = int(tables.header["context"]), int(tables.header["vocabulary"])
+    """The golden prompt's probe logits, from the reference executor walking the commands over the bytes just
+    written."""
+    context, vocabulary = tables.integer("context"), tables.integer("vocabulary")
     prompt = tokens[: min(SELFTEST_PROMPT_TOKENS, context - 1)]
     logits = PlanReference(tables, writer.read).forward(prompt)[-1]
     order = np.argsort(-logits, kind="stable")

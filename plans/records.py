@@ -101,3 +101,9 @@ class PlanTables:
     template: bytes | None = None
     selftest_bytes: int = 0  # size of the SELFTEST section, written after the weights; 0: none
     drift: Mapping[str, object] | None = None  # JSON-able: the measured distance from the unquantised model
+
+    def integer(self, field: str) -> int:
+        """A scalar header field."""
+        value = self.header[field]
+        assert isinstance(value, int), f"{field} is not a scalar"
+        return value

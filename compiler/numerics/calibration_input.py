@@ -45,7 +45,7 @@ def _line_text(path: Path, number: int, line: str) -> str:
         if isinstance(messages, list):
             contents = [message.get("content") for message in messages if isinstance(message, dict)]
             if contents and all(isinstance(content, str) for content in contents):
-                return "\n".join(contents)
+                return "\n".join(str(content) for content in contents)
     raise CheckpointError(
         f"{path.name} line {number} has no text; use one of the keys {', '.join(KEYS)} or messages"
     )

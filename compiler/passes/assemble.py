@@ -1,6 +1,8 @@
-"""Assemble: constants, programs and pools become the tables of a plan; names become indices, costs become bytes.
+"""Assemble: constants, programs and pools become the tables of a plan; names become indices, costs become
+bytes.
 
-This is the only place that knows all regions. Every size is the sum of its named tensors; nothing is reserved "for later".
+This is the only place that knows all regions. Every size is the sum of its named tensors; nothing is reserved
+"for later".
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ def state_dims(symbols: str, header: Mapping[str, int]) -> tuple[int, ...]:
     known = {
         "ENGINE_BYTES": ENGINE_BYTES, "EVENT_BYTES": EVENT_RING_ENTRIES * EVENT.bytes, "Y": SAMPLING.bytes,
         "S": header["context"], "V": header["vocabulary"], "C": -(-header["context"] // GRANULE_TOKENS),
-        "M": header["rows_max"], "L": header["head_rows_max"], "H": header["hidden"], "B": 1 + TOP_LOGPROBS_MAX,
+        "M": header["rows_max"], "L": header["head_rows_max"], "H": header["hidden"],
+        "B": 1 + TOP_LOGPROBS_MAX,
     }  # fmt: skip
     return tuple(known[symbol] if symbol in known else int(symbol) for symbol in symbols.split())
 
@@ -89,7 +92,8 @@ def _arena_name(program: Program, name: str) -> str:
 
 
 def _cost_bytes(draft: Draft, tensors: list[TensorEntry], indices: tuple[int, ...]) -> int:
-    """Bytes of weights, scales and activations a command moves at full rows; tables, granules and unread rows left out."""
+    """Bytes of weights, scales and activations a command moves at full rows; tables, granules and unread rows
+    left out."""
     total = 0
     for operand, index in zip(KERNELS[draft.kernel].operands, indices, strict=False):
         if index == NONE_INDEX:
@@ -109,15 +113,20 @@ def _region(kind: Region, parts: Mapping[tuple[Region, Unit], Part], arena_bytes
     fixed = arena_bytes if kind == Region.ARENA else parts[kind, Unit.FIXED].bytes
     large = kind in (Region.WEIGHTS, Region.KV) or fixed >= HUGE_PAGE_BYTES
     return RegionEntry(
-        kind, int(section) if section else 0, fixed, parts[kind, Unit.GRANULE].bytes, parts[kind, Unit.REQUEST].bytes,
+        kind,
+        int(section) if section else 0,
+        fixed,
+        parts[kind, Unit.GRANULE].bytes,
+        parts[kind, Unit.REQUEST].bytes,
         HUGE_PAGE_BYTES if large else PAGE_BYTES,
-    )  # fmt: skip
+    )
 
 
 def assemble(
     header: Mapping[str, int], constants: ConstantTable, body: Graph, programs: tuple[Program, ...]
 ) -> PlanTables:
-    """The tables of a plan (META and texts are the caller's). `programs`: bodies by rows, then heads by rows."""
+    """The tables of a plan (META and texts are the caller's). `programs`: bodies by rows, then heads by
+    rows."""
     parts = _tables(header)
     for constant in constants.constants.values():
         parts[constant.entry.region, Unit.FIXED].tensors.append(constant.entry)
@@ -145,10 +154,18 @@ def assemble(
     commands: list[CommandEntry] = []
     entries: list[ProgramEntry] = []
     for program, (begin, count) in zip(programs, spans, strict=True):
-        entries.append(ProgramEntry(
-            program.family, program.rows, len(commands), len(program.commands), begin, count, program.arena_bytes,
-            program.arena_lower_bound,
-        ))  # fmt: skip
+        entries.append(
+            ProgramEntry(
+                program.family,
+                program.rows,
+                len(commands),
+                len(program.commands),
+                begin,
+                count,
+                program.arena_bytes,
+                program.arena_lower_bound,
+            )
+        )
         arena = {item.name for item in program.arena}
         commands += [_command(draft, program, arena, index, tensors) for draft in program.commands]
     arena_bytes = round_up(max(program.arena_bytes for program in programs), TENSOR_ALIGNMENT)

@@ -1,8 +1,8 @@
 """Layout: where every constant lies in WEIGHTS and SCALES, and in which panel order.
 
-Matrices become panels of 16 output channels, read front to back by one stream; those of a gated MLP alternate gate and up
-panels so that one worker holds both halves of silu_mul. Biases and E4M3 scales follow their panels' order. WEIGHTS lie
-in execution order.
+Matrices become panels of 16 output channels, read front to back by one stream; those of a gated MLP alternate
+gate and up panels so that one worker holds both halves of silu_mul. Biases and E4M3 scales follow their
+panels' order. WEIGHTS lie in execution order.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from ..graph.graph import Graph, Op, Tensor
 class Constant:
     """A constant of the plan and what its bytes are made of.
 
-    role: "weight" (panels of `sources`' concatenated rows), "weight_scale" (E4M3 scale per output channel, made with the
-    weight it belongs to), "bias" (concatenated, panel order, padded with zeros), "norm" and "table" (as they are).
+    role: "weight" (panels of `sources`' concatenated rows), "weight_scale" (E4M3 scale per output channel,
+    made with the weight it belongs to), "bias" (concatenated, panel order, padded with zeros), "norm" and
+    "table" (as they are).
     """
 
     entry: TensorEntry
@@ -103,7 +104,8 @@ def _op_constants(builder: _Builder, graph: Graph, op: Op) -> None:
 def layout_constants(
     graphs: tuple[Graph, ...], folded: tuple[tuple[str, tuple[int, ...]], ...] = ()
 ) -> ConstantTable:
-    """Constants of fused graphs in execution order. `folded`: (name, shape) of KV scales kept for inspection."""
+    """Constants of fused graphs in execution order. `folded`: (name, shape) of KV scales kept for
+    inspection."""
     builder = _Builder()
     for graph in graphs:
         for op in graph.ops:

@@ -1,7 +1,8 @@
-"""Quantise: give every matrix its weight format and every KV cache its format. Norms, biases and tables stay float32.
+"""Quantise: give every matrix its weight format and every KV cache its format. Norms, biases and tables stay
+float32.
 
-Only dtypes change here; the bytes are made when the plan is written (`targets/cpu/pack.py`), from the same checkpoint
-tensors, so that a plan can be sized before a weight was read.
+Only dtypes change here; the bytes are made when the plan is written (`targets/cpu/pack.py`), from the same
+checkpoint tensors, so that a plan can be sized before a weight was read.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ KV_FORMATS = (Dtype.E4M3, Dtype.E5M2, Dtype.I8, Dtype.BF16)
 
 
 def quantise(graph: Graph, weights: Dtype, kv: Dtype) -> Graph:
-    """The graph with (N, K) weights in `weights` and KV caches in `kv`. Raises ValueError for another format."""
+    """The graph with (N, K) weights in `weights` and KV caches in `kv`. Raises ValueError for another
+    format."""
     if weights not in WEIGHT_FORMATS:
         raise ValueError(f"weight format {weights.name} is not one of {[f.name for f in WEIGHT_FORMATS]}")
     if kv not in KV_FORMATS:

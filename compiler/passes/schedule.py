@@ -1,7 +1,9 @@
-"""Schedule: a fused graph of one bucket becomes a program: commands in order, and its arena tensors with lifetimes placed.
+"""Schedule: a fused graph of one bucket becomes a program: commands in order, and its arena tensors with
+lifetimes placed.
 
-A command is a barrier, so an arena tensor lives from the command that writes it to the last that reads it, both inclusive.
-Placement is solved by `memory/place.py` and checked by `memory/validate.py`, which shares no code with it.
+A command is a barrier, so an arena tensor lives from the command that writes it to the last that reads it,
+both inclusive. Placement is solved by `memory/place.py` and checked by `memory/validate.py`, which shares no
+code with it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from ..memory.validate import check
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A command before its tensors have indices: operand names by position (None: absent) and its scratch tensors."""
+    """A command before its tensors have indices: operand names by position (None: absent) and its scratch
+    tensors."""
 
     kernel: Kernel
     flags: Flag

@@ -1,7 +1,8 @@
-"""Lower: one fused op becomes one CPU command. Operand positions, flags and parameters are those of `plans.layout.KERNELS`.
+"""Lower: one fused op becomes one CPU command. Operand positions, flags and parameters are those of
+`plans.layout.KERNELS`.
 
-Scratch that a kernel needs between its phases (normalised or quantised inputs, rotated queries, sampling candidates) is an
-arena tensor like any other, so that the plan knows its bytes.
+Scratch that a kernel needs between its phases (normalised or quantised inputs, rotated queries, sampling
+candidates) is an arena tensor like any other, so that the plan knows its bytes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from ...graph.graph import Graph, Kind, Op, Tensor
 from ...passes.layout import scale_name
 from ...passes.schedule import Draft
 
+NO_FLAGS = Flag(0)
 LINEAR = {Dtype.I8: Kernel.LINEAR_I8, Dtype.E4M3: Kernel.LINEAR_E4M3, Dtype.BF16: Kernel.LINEAR_BF16}
 EMBED = {Dtype.I8: Kernel.EMBED_I8, Dtype.E4M3: Kernel.EMBED_E4M3, Dtype.BF16: Kernel.EMBED_BF16}
 ATTENTION = {
@@ -24,7 +26,7 @@ ATTENTION = {
 
 
 def _draft(
-    kernel: Kernel, op: Op, operands: Mapping[str, str | None], flags: Flag = Flag(0), **rest: object
+    kernel: Kernel, op: Op, operands: Mapping[str, str | None], flags: Flag = NO_FLAGS, **rest: object
 ) -> Draft:
     """A draft with `operands` (by name) put into the kernel's positions."""
     spec = KERNELS[kernel]

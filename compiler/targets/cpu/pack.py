@@ -1,7 +1,8 @@
 """Pack: checkpoint rows become the bytes of panels and scales, a slice of panels at a time.
 
-A slice holds at most SLICE_BYTES of float32, so that the build's memory does not depend on the model. Every formula of the
-layout is in `plans.layout.panel_bytes`; `unpack_rows` is its inverse, used by the reference executor and the tests.
+A slice holds at most SLICE_BYTES of float32, so that the build's memory does not depend on the model. Every
+formula of the layout is in `plans.layout.panel_bytes`; `unpack_rows` is its inverse, used by the reference
+executor and the tests.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def _rows(source: TensorSource, names: tuple[str, ...], begin: int, end: int) ->
 
 
 def _panel_rows(source: TensorSource, constant: Constant, begin: int, end: int) -> NDArray[np.float32]:
-    """Output channels of panels [begin, end), zero rows where a panel is not full: (16 * panels, K) float32."""
+    """Output channels of panels [begin, end), zero rows where a panel is not full: (16 * panels, K)
+    float32."""
     dims, layout = constant.entry.dims, constant.entry.layout
     out = np.zeros((PANEL_OUTPUTS * (end - begin), *dims[1:]), np.float32)
     if layout == Layout.PANELS:
@@ -52,7 +54,8 @@ def _panel_rows(source: TensorSource, constant: Constant, begin: int, end: int) 
 
 
 def pack_panels(rows: NDArray[np.float32], dtype: Dtype) -> tuple[bytes, NDArray[np.float32] | None]:
-    """Panels of (16 * P, K) float32 rows, and their (16 * P,) float32 scales when the format keeps them apart (e4m3)."""
+    """Panels of (16 * P, K) float32 rows, and their (16 * P,) float32 scales when the format keeps them apart
+    (e4m3)."""
     panels, width = rows.shape[0] // PANEL_OUTPUTS, k_padded(rows.shape[1], dtype)
     padded = np.zeros((rows.shape[0], width), np.float32)
     padded[:, : rows.shape[1]] = rows
@@ -76,7 +79,8 @@ def pack_panels(rows: NDArray[np.float32], dtype: Dtype) -> tuple[bytes, NDArray
 def unpack_rows(
     data: memoryview, dims: tuple[int, ...], dtype: Dtype, layout: Layout, scales: NDArray[np.float32] | None
 ) -> NDArray[np.float32]:
-    """A packed weight's values as (W, K) float32 in the order of its sources (gate rows first when paired)."""
+    """A packed weight's values as (W, K) float32 in the order of its sources (gate rows first when
+    paired)."""
     panels, width = panel_count(dims[0], layout), k_padded(dims[1], dtype)
     raw = np.frombuffer(data, np.uint8)
     if dtype == Dtype.BF16:
@@ -143,7 +147,8 @@ def _pack_weight(constant: Constant, source: TensorSource) -> Iterator[Piece]:
 def pack(
     table: ConstantTable, source: TensorSource, tables: dict[str, NDArray[np.float32]]
 ) -> Iterator[Piece]:
-    """All bytes of WEIGHTS and SCALES but the padding. `tables`: values of constants that no checkpoint tensor holds."""
+    """All bytes of WEIGHTS and SCALES but the padding. `tables`: values of constants that no checkpoint
+    tensor holds."""
     layouts = {  # a bias follows the panel order of the weight beside it
         name.removesuffix(".weight"): constant.entry.layout
         for name, constant in table.constants.items()

@@ -1,8 +1,9 @@
-"""The reference executor over a plan: walks the commands of its programs in torch, on the plan's own weight bytes.
+"""The reference executor over a plan: walks the commands of its programs in torch, on the plan's own weight
+bytes.
 
-It reads what the runtime reads (tables, panels, scales), so that a mistake in packing, layout or scheduling shows as a
-difference from `executor.Reference`. It gives the golden logits of the self-test, and can stop after any command.
-Arithmetic is float32 in torch's order: close to the runtime's, not bit-equal.
+It reads what the runtime reads (tables, panels, scales), so that a mistake in packing, layout or scheduling
+shows as a difference from `executor.Reference`. It gives the golden logits of the self-test, and can stop
+after any command. Arithmetic is float32 in torch's order: close to the runtime's, not bit-equal.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class PlanReference:
 
     def __init__(self, tables: PlanTables, read: Reader) -> None:
         self.tables, self._read = tables, read
-        self._kv = Dtype(int(str(tables.header["kv_dtype"])))
+        self._kv = Dtype(tables.integer("kv_dtype"))
         self._index = {tensor.name: i for i, tensor in enumerate(tables.tensors)}
 
     def forward(self, tokens: Sequence[int], kv: Dtype | None = None) -> NDArray[np.float32]:
@@ -66,14 +67,14 @@ class PlanReference:
         entry = self.tables.commands[program.command_begin + command]
         self._run(program, self._row_tables(tokens, 0), len(tokens), state, self._kv, command + 1)
         return {
-            operand.name: state[entry.tensors[i]]
-            for i, operand in enumerate(KERNELS[entry.kernel].operands)
-            if operand.writes and entry.tensors[i] in state
+            operand.name: state[self.tables.tensors[index].name]
+            for operand, index in zip(KERNELS[entry.kernel].operands, entry.tensors, strict=False)
+            if operand.writes and index != NONE_INDEX and self.tables.tensors[index].name in state
         }
 
     def _steps(self, tokens: Sequence[int], kv: Dtype) -> list[NDArray[np.float32]]:
-        rows_max = int(str(self.tables.header["rows_max"]))
-        head_rows_max = int(str(self.tables.header["head_rows_max"]))
+        rows_max = self.tables.integer("rows_max")
+        head_rows_max = self.tables.integer("head_rows_max")
         state, logits = self._begin(len(tokens)), []
         for first in range(0, len(tokens), rows_max):
             part = tokens[first : first + rows_max]
@@ -83,20 +84,20 @@ class PlanReference:
                 count = min(head_rows_max, len(part) - row)
                 values["head_rows"] = torch.arange(row, row + count)
                 self._run(self._program(Family.HEAD, count), values, count, state, kv)
-                logits.append(state[self._index["logits"]].numpy().copy())
+                logits.append(state["logits"].numpy().copy())
         return logits
 
     def _program(self, family: Family, rows: int) -> ProgramEntry:
         return next(p for p in self.tables.programs if p.family == family and p.rows >= rows)
 
     def _begin(self, tokens: int) -> Values:
-        """KV pools by tensor index: (granules, ...) float32 of the stored values."""
+        """KV pools by tensor name: (granules, ...) float32 of the stored values."""
         granules = -(-tokens // GRANULE_TOKENS)
         return {
-            i: torch.zeros(granules, *tensor.dims)
-            for i, tensor in enumerate(self.tables.tensors)
+            tensor.name: torch.zeros(granules, *tensor.dims)
+            for tensor in self.tables.tensors
             if tensor.region == Region.KV and tensor.dtype != Dtype.F16
-        }  # type: ignore[return-value]
+        }
 
     @staticmethod
     def _row_tables(tokens: Sequence[int], first: int) -> Values:
@@ -135,17 +136,22 @@ class PlanReference:
                 return tables[tensor.name]
             if tensor.region == Region.SCALES:
                 return self._vector(tensor)
-            return state[self._index[tensor.name]]  # type: ignore[index]
+            return state[tensor.name]
 
         outputs = self._outputs(command, operands, value, rows, state, kv)
         for role, result in outputs.items():
             if role in operands and operands[role].region != Region.KV:
-                state[self._index[operands[role].name]] = result  # type: ignore[index]
+                state[operands[role].name] = result
 
     def _outputs(
-        self, command: CommandEntry, operands: Mapping[str, TensorEntry], value: Callable[[str], torch.Tensor],
-        rows: int, state: Values, kv: Dtype,
-    ) -> Values:  # fmt: skip
+        self,
+        command: CommandEntry,
+        operands: Mapping[str, TensorEntry],
+        value: Callable[[str], torch.Tensor],
+        rows: int,
+        state: Values,
+        kv: Dtype,
+    ) -> Values:
         name = command.kernel.name.split("_")[0]
         if command.kernel == Kernel.ROPE_TABLE:
             inputs = {role: value(role) for role in ("positions", "inverse_frequency")}
@@ -157,11 +163,11 @@ class PlanReference:
             return REGISTRY["embed"].reference(call)
         if name == "LINEAR":
             return self._linear(command, operands, value, rows)
-        caches = {role: state[self._index[operands[role[0]].name]] for role in ("k_cache", "v_cache")}  # type: ignore[index]
-        header, tensors = self.tables.header, ("qkv", "positions", "leases", "rope", "q_norm", "k_norm")
+        caches = {role: state[operands[role[0]].name] for role in ("k_cache", "v_cache")}
+        tensors = ("qkv", "positions", "leases", "rope", "q_norm", "k_norm")
         attributes: dict[str, float | int | bool] = {
             "softmax_scale": command.f[0], "eps": command.f[1], "window": command.u[0],
-            **{key: int(str(header[key])) for key in ("query_heads", "kv_heads", "head_size")},
+            **{key: self.tables.integer(key) for key in ("query_heads", "kv_heads", "head_size")},
         }  # fmt: skip
         granules = torch.arange(caches["k_cache"].shape[0])[None]
         inputs = {role: value(role) for role in tensors if role in operands}

@@ -1,8 +1,8 @@
 """What a checkpoint says about its model, in our words, and how its weights are read.
 
-`ModelSpec` is data: every family that Ingot compiles is a value of it, filled from `config.json` or GGUF metadata by a
-small table per architecture (`config.py`, `gguf.py`). `TensorSource` streams weights by row ranges so that no reader
-ever holds more than it was asked for.
+`ModelSpec` is data: every family that Ingot compiles is a value of it, filled from `config.json` or GGUF
+metadata by a small table per architecture (`config.py`, `gguf.py`). `TensorSource` streams weights by row
+ranges so that no reader ever holds more than it was asked for.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class RopeSpec:
     """Rotary embedding: the kind, its base, rotated elements of a head, and the kind's own parameters.
 
     `parameters` holds the config's numbers under their transformers names (`factor`, `low_freq_factor`,
-    `high_freq_factor`, `original_max_position_embeddings`, `beta_fast`, `beta_slow`, `mscale`, `mscale_all_dim`,
-    `attention_factor`, `truncate`); absent keys are absent.
+    `high_freq_factor`, `original_max_position_embeddings`, `beta_fast`, `beta_slow`, `mscale`,
+    `mscale_all_dim`, `attention_factor`, `truncate`); absent keys are absent.
     """
 
     kind: RopeKind
@@ -47,8 +47,8 @@ class RopeSpec:
 class ModelSpec:
     """A decoder-only transformer. Counts are elements; `context` is in tokens.
 
-    layer_window[i] is layer i's sliding window in tokens (0: full attention); layer_rope[i] is False for a layer
-    without rotary embedding.
+    layer_window[i] is layer i's sliding window in tokens (0: full attention); layer_rope[i] is False for a
+    layer without rotary embedding.
     """
 
     architecture: str  # transformers class name, e.g. LlamaForCausalLM
@@ -77,14 +77,15 @@ class ModelSpec:
 # Canonical tensor names, whatever the checkpoint calls them. {} is the layer.
 #   embed.weight (V, H)   final_norm.weight (H)   head.weight (V, H; absent when tied)
 #   layer.{}.attention_norm.weight (H)   layer.{}.mlp_norm.weight (H)
-#   layer.{}.q.weight (NH*HS, H)  .k.weight (KV*HS, H)  .v.weight (KV*HS, H)  .o.weight (H, NH*HS)  and .bias of each
+#   layer.{}.q.weight (NH*HS, H)  .k.weight (KV*HS, H)  .v.weight (KV*HS, H)  .o.weight (H, NH*HS)
+#   and .bias of each of the four
 #   layer.{}.q_norm.weight (HS)   layer.{}.k_norm.weight (HS)
 #   layer.{}.gate.weight (F, H)   .up.weight (F, H)   .down.weight (H, F)   and .bias of each
 # Rotary weights are in the half-split order of transformers (element i pairs with i + rotary_dims / 2).
 
 
 class TensorSource(Protocol):
-    """Weights by canonical name. Reading checks for NaN and infinity and raises CheckpointError naming the tensor."""
+    """Weights by canonical name. Reading raises CheckpointError naming a tensor with NaN or infinity."""
 
     def names(self) -> list[str]:
         """Canonical names, sorted."""
@@ -99,16 +100,18 @@ class TensorSource(Protocol):
         ...
 
     def digest(self) -> str:
-        """Hex sha256 over the checkpoint's weight bytes (file contents in a fixed order; no paths, no times)."""
+        """Hex sha256 over the weight files' contents in a fixed order (no paths, no times)."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TextFiles:
-    """What the runtime needs to turn text into tokens: bytes of tokenizer.json, the chat template, special tokens.
+    """What the runtime needs to turn text into tokens: bytes of tokenizer.json, the chat template, special
+    tokens.
 
-    `special` maps bos_token, eos_token, pad_token, unk_token to their text, as chat templates expect them; `add_bos` says
-    whether plain prompts begin with bos. `tokenizer` is None when the checkpoint has none (a plan for token ids only).
+    `special` maps bos_token, eos_token, pad_token, unk_token to their text, as chat templates expect them;
+    `add_bos` says whether plain prompts begin with bos. `tokenizer` is None when the checkpoint has none (a
+    plan for token ids only).
     """
 
     tokenizer: bytes | None

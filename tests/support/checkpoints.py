@@ -1,9 +1,9 @@
 """Small random checkpoints of every family that Ingot compiles, written by transformers itself.
 
-A case names a family and its oddities: head sizes that are not powers of two, seven query heads on one KV head, windows
-shorter than a prompt, every rope scaling, every bias. Weights are drawn wide enough that logits are not flat; norms are
-not one and biases not zero, so that a swapped or forgotten tensor shows. The tokenizers are real ones, trained on the
-paragraph below. Only tests import this module.
+A case names a family and its oddities: head sizes that are not powers of two, seven query heads on one KV
+head, windows shorter than a prompt, every rope scaling, every bias. Weights are drawn wide enough that logits
+are not flat; norms are not one and biases not zero, so that a swapped or forgotten tensor shows. The
+tokenizers are real ones, trained on the paragraph below. Only tests import this module.
 """
 
 from __future__ import annotations
@@ -24,30 +24,34 @@ from tokenizers.processors import TemplateProcessing
 VOCABULARY = 1003
 BOS, EOS, PAD = 0, 1, 2
 
-PARAGRAPH = """
-The harbour master kept a ledger of every ship, its berth and the hour it was due to leave. Nothing entered the basin
-unless a berth had been promised to it, and nothing that had been promised a berth was ever turned away. On Tuesday the
-14th of March 1893 there were 27 ships, 3 tugs and a barge; by Friday only 19 remained. "It's simple," she'd say, "we
-count before we promise." The apprentices didn't always agree: they'd rather guess, and they were often wrong.
+PARAGRAPH = """The harbour master kept a ledger of every ship, its berth and the hour it was due to leave.
+Nothing entered the basin unless a berth had been promised to it, and nothing that had been promised a berth
+was ever turned away. On Tuesday the 14th of March 1893 there were 27 ships, 3 tugs and a barge; by Friday
+only 19 remained. "It's simple," she'd say, "we count before we promise." The apprentices didn't always
+agree: they'd rather guess, and they were often wrong.
 def admit(ship, basin): return basin.free >= ship.length  # metres, never feet
 for (int i = 0; i < count; ++i) { total += lengths[i] * 2.5; }
 Der Hafenmeister prüft täglich die Größe der Schiffe. Le capitaine a déjà réservé sa place près de l'écluse.
-港の長は毎日、船の数を数える。 港口每天都很忙碌。 Кораблей в гавани было двадцать семь. 😀🚢⚓
-"""
+港の長は毎日、船の数を数える。 港口每天都很忙碌。 Кораблей в гавани было двадцать семь. 😀🚢⚓"""
 
 TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{{ message['content'] + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
 # The pre-tokenizer of each family, as its released tokenizer.json states it.
-LLAMA3_PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-QWEN2_PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3_PATTERN = _WORDS + r"\p{N}{1,3}" + _REST
+QWEN2_PATTERN = _WORDS + r"\p{N}" + _REST
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One checkpoint: a transformers class, its config's departures from `BASE`, and the tokenizer it carries."""
+    """One checkpoint: a transformers class, its config's departures from `BASE`, and the tokenizer it
+    carries.
+    """
 
     architecture: str
     tokenizer: str = "gpt2"
@@ -57,11 +61,13 @@ class Case:
 BASE: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 96, "intermediate_size": 136, "num_hidden_layers": 2,
     "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 40, "max_position_embeddings": 384,
-    "rms_norm_eps": 1e-5, "bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD, "tie_word_embeddings": False,
+    "rms_norm_eps": 1e-5, "bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD,
+    "tie_word_embeddings": False,
 }  # fmt: skip
 
 SMALL_SMOLLM2 = {
-    "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": None, "hidden_size": 72, "tie_word_embeddings": True,
+    "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": None, "hidden_size": 72,
+    "tie_word_embeddings": True,
     "rope_parameters": {"rope_type": "default", "rope_theta": 100000.0},
 }  # fmt: skip
 
@@ -94,10 +100,12 @@ CASES: dict[str, Case] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
     }),
     "qwen2_window": Case("Qwen2", "qwen2", {
-        "head_dim": None, "hidden_size": 120, "num_attention_heads": 3, "num_key_value_heads": 3, "num_hidden_layers": 3,
+        "head_dim": None, "hidden_size": 120, "num_attention_heads": 3, "num_key_value_heads": 3,
+        "num_hidden_layers": 3,
         "use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1,
         "rope_parameters": {
-            "rope_type": "yarn", "rope_theta": 1000000.0, "factor": 2.0, "original_max_position_embeddings": 192,
+            "rope_type": "yarn", "rope_theta": 1000000.0, "factor": 2.0,
+            "original_max_position_embeddings": 192,
         },
     }),
     "qwen3": Case("Qwen3", "qwen2", {
@@ -112,12 +120,15 @@ CASES: dict[str, Case] = {
     "smollm2": Case("Llama", "smollm", SMALL_SMOLLM2),
     "smollm3": Case("SmolLM3", "llama-bpe", {
         "head_dim": None, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 3,
-        "hidden_size": 80, "no_rope_layers": [1, 0, 1], "no_rope_layer_interval": 2, "tie_word_embeddings": True,
+        "hidden_size": 80, "no_rope_layers": [1, 0, 1], "no_rope_layer_interval": 2,
+        "tie_word_embeddings": True,
         "rope_parameters": {"rope_type": "default", "rope_theta": 2000000.0},
     }),
     "smollm3_window": Case("SmolLM3", "llama-bpe", {
-        "head_dim": None, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 3, "hidden_size": 96,
-        "no_rope_layers": [0, 1, 1], "use_sliding_window": True, "sliding_window": 20, "tie_word_embeddings": False,
+        "head_dim": None, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 3,
+        "hidden_size": 96,
+        "no_rope_layers": [0, 1, 1], "use_sliding_window": True, "sliding_window": 20,
+        "tie_word_embeddings": False,
         "attention_bias": True, "mlp_bias": True,
         "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0},
     }),
@@ -172,7 +183,7 @@ def _sentencepiece() -> Tokenizer:
 
 
 def make_tokenizer(kind: str) -> Tokenizer:
-    """A trained tokenizer: `llama` (SentencePiece-like) or byte-level `gpt2`, `llama-bpe`, `qwen2`, `smollm`."""
+    """A tokenizer: `llama` (as SentencePiece), or byte-level: `gpt2`, `llama-bpe`, `qwen2`, `smollm`."""
     if kind == "llama":
         tokenizer = _sentencepiece()
     else:
@@ -186,11 +197,12 @@ def make_tokenizer(kind: str) -> Tokenizer:
 
 
 def write_tokenizer(directory: Path, kind: str) -> None:
-    """tokenizer.json, tokenizer_config.json and generation_config.json as a released checkpoint carries them."""
+    """tokenizer.json, tokenizer_config.json and generation_config.json as released checkpoints have them."""
     make_tokenizer(kind).save(str(directory / "tokenizer.json"))
     config: dict[str, Any] = {
         "add_bos_token": kind == "llama", "bos_token": "<s>", "eos_token": "</s>", "chat_template": TEMPLATE,
-        "clean_up_tokenization_spaces": False, "model_max_length": 384, "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False, "model_max_length": 384,
+        "tokenizer_class": "PreTrainedTokenizerFast",
     }  # fmt: skip
     config |= {"unk_token": "<unk>"} if kind == "llama" else {"pad_token": "<pad>"}
     (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2))
@@ -206,7 +218,7 @@ def write_tokenizer(directory: Path, kind: str) -> None:
 
 
 def draw_weights(model: torch.nn.Module, seed: int) -> None:
-    """Fill every parameter: matrices with unit gain and a little more, norms around one, biases around zero."""
+    """Fill every parameter: matrices with a little more than unit gain, norms around 1, biases around 0."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
@@ -236,8 +248,8 @@ def make_checkpoint(
 ) -> Path:
     """Write the checkpoint of `case` into a new folder of `directory` and return that folder.
 
-    dtype is bfloat16, float16 or float32 (of the stored weights); shards > 1 writes about that many safetensors files
-    and an index.
+    dtype is bfloat16, float16 or float32 (of the stored weights); shards > 1 writes about that many
+    safetensors files and an index.
     """
     path = directory / f"{case}-{dtype}-seed{seed}-shards{shards}"
     path.mkdir(parents=True, exist_ok=True)
@@ -281,8 +293,8 @@ def _write_shard(path: Path, tensors: Mapping[str, tuple[int, ...]], seed: int) 
 def make_big_checkpoint(directory: Path, size: int = 2 << 30) -> Path:
     """Write a Llama checkpoint of about `size` bytes in bf16 shards of one layer each, and return its folder.
 
-    Memory stays at tens of MiB whatever the size: it is for tests of how much memory a build takes. Layers are
-    Llama-3.2-1B's; the vocabulary is small and there is no tokenizer.
+    Memory stays at tens of MiB whatever the size: it is for tests of how much memory a build takes. Layers
+    are Llama-3.2-1B's; the vocabulary is small and there is no tokenizer.
     """
     path = directory / f"big-{size}"
     path.mkdir(parents=True, exist_ok=True)
@@ -307,10 +319,13 @@ def make_big_checkpoint(directory: Path, size: int = 2 << 30) -> Path:
         weight_map |= dict.fromkeys(tensors, name)
     (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden, "vocab_size": vocabulary,
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden,
+        "vocab_size": vocabulary,
         "intermediate_size": intermediate, "num_hidden_layers": layers, "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
-        "tie_word_embeddings": True, "hidden_act": "silu", "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 1,
+        "num_key_value_heads": kv_heads, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": True, "hidden_act": "silu", "torch_dtype": "bfloat16", "bos_token_id": 0,
+        "eos_token_id": 1,
     }  # fmt: skip
     (path / "config.json").write_text(json.dumps(config, indent=2))
     return path

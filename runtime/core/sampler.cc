@@ -271,14 +271,15 @@ uint32_t draw(const SampleRow& row) {
 uint32_t items(const cpu::KernelArgs& args) { return args.rows; }
 
 void run(const cpu::KernelArgs& args, uint32_t begin, uint32_t end) {
-  const uint32_t vocabulary = args.operand[0].dims[1];
-  const auto* logits = reinterpret_cast<const float*>(args.operand[0].data);
-  const auto* requests = reinterpret_cast<const uint32_t*>(args.operand[1].data);
-  const auto* positions = reinterpret_cast<const uint32_t*>(args.operand[2].data);
-  auto* scratch = reinterpret_cast<float*>(args.operand[5].data);
-  auto* out_tokens = reinterpret_cast<uint32_t*>(args.operand[6].data);
-  auto* top_tokens = reinterpret_cast<uint32_t*>(args.operand[7].data);
-  auto* top_logprobs_out = reinterpret_cast<float*>(args.operand[8].data);
+  namespace at = plan::operand::sample;
+  const uint32_t vocabulary = args.operand[at::kLogits].dims[1];
+  const auto* logits = reinterpret_cast<const float*>(args.operand[at::kLogits].data);
+  const auto* requests = reinterpret_cast<const uint32_t*>(args.operand[at::kRequests].data);
+  const auto* positions = reinterpret_cast<const uint32_t*>(args.operand[at::kPositions].data);
+  auto* scratch = reinterpret_cast<float*>(args.operand[at::kScratch].data);
+  auto* out_tokens = reinterpret_cast<uint32_t*>(args.operand[at::kOutTokens].data);
+  auto* top_tokens = reinterpret_cast<uint32_t*>(args.operand[at::kTopTokens].data);
+  auto* top_logprobs_out = reinterpret_cast<float*>(args.operand[at::kTopLogprobs].data);
   constexpr uint64_t kTop = 1 + plan::kTopLogprobsMax;
   for (uint64_t r = begin; r < end; ++r) {
     const uint64_t request = requests[r];
@@ -287,9 +288,10 @@ void run(const cpu::KernelArgs& args, uint32_t begin, uint32_t end) {
     float* values = scratch + r * 2 * vocabulary;
     const SampleRow row{
         {logits + r * vocabulary, vocabulary},
-        reinterpret_cast<const uint16_t*>(args.operand[4].data + request * args.operand[4].stride),
-        reinterpret_cast<const plan::SamplingRecord*>(args.operand[3].data +
-                                                      request * args.operand[3].stride),
+        reinterpret_cast<const uint16_t*>(args.operand[at::kTokenCounts].data +
+                                          request * args.operand[at::kTokenCounts].stride),
+        reinterpret_cast<const plan::SamplingRecord*>(args.operand[at::kSampling].data +
+                                                      request * args.operand[at::kSampling].stride),
         positions[r],
         values,
         values + vocabulary,

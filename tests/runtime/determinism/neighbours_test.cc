@@ -91,8 +91,8 @@ struct Fixture {
 // Comes and goes so that the free list is in no order and granules hold stale keys and values.
 void scramble(Fixture& fixture) {
   ingot_handle handles[8];
-  for (uint32_t i = 0; i < 8; ++i) handles[i] = fixture.submit(100 + 20 * i, 30, 50 + i);
-  for (uint32_t i = 0; i < 400; ++i) fixture.step();
+  for (uint32_t i = 0; i < 8; ++i) handles[i] = fixture.submit(60 + 12 * i, 30, 50 + i);
+  for (uint32_t i = 0; i < 40; ++i) fixture.step();
   for (const uint32_t i : {3u, 0u, 6u, 1u, 7u, 2u, 5u, 4u}) {
     std::vector<ingot_event> ignored;
     ingot_cancel(fixture.engine, handles[i], nullptr);

@@ -321,11 +321,13 @@ def _print(
         ]
     if values["report"] is not None:
         parts.append(f"memory map {values['report']}")
-    console = Console(markup=False, highlight=False, emoji=False, soft_wrap=not sys.stdout.isatty())
+    console = Console(markup=False, highlight=False, emoji=False)
     if not sys.stdout.isatty():
         console.width = 400
-    for part in parts:
-        console.print(part)
+    with console.capture() as captured:  # rich would answer a closed pipe with an exit code of its own
+        for part in parts:
+            console.print(part)
+    click.echo(captured.get(), nl=False)
 
 
 def main(arguments: list[str] | None = None) -> None:

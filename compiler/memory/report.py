@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from rich.console import Group, RenderableType
+from rich.console import Group, JustifyMethod, OverflowMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -21,8 +21,11 @@ BASE_TEXT = (
 
 def _table(title: str, *columns: str, left: int = 1) -> Table:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i < left else "right", no_wrap=True)
+    for i, column in enumerate(columns):  # where a line is too long, the words in the second column wrap
+        words = left == 2 and i == 1
+        overflow: OverflowMethod = "fold" if words else "ellipsis"
+        justify: JustifyMethod = "left" if i < left else "right"
+        table.add_column(column, justify=justify, no_wrap=not words, overflow=overflow)
     return table
 
 

@@ -124,10 +124,13 @@ def test_outputs_that_cannot_be_written(
     assert names(tmp_path) == ["folder"]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write to any folder")
-def test_a_folder_without_permission(capsys: Capture, tmp_path: Path) -> None:
-    """Goal: a folder that may not be written to is refused before any work."""
-    tmp_path.chmod(0o500)
+def test_a_folder_without_permission(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: a folder that may not be written to is refused before any work (root may: so access is
+    denied).
+    """
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
     assert "cannot be written to" in refused(capsys, "model", "-o", tmp_path / "m.plan")
 
 
@@ -258,7 +261,7 @@ def test_build_reports_and_replaces(capsys: Capture, model: Path, tmp_path: Path
     plan, page = tmp_path / "m.plan", tmp_path / "memory.html"
     code, out, err = run(capsys, model, "-o", plan, "--report", page, *SMALL)
     assert code == 0, err
-    assert verify(plan.read_bytes()).reason == Reason.OK
+    assert verify(plan.read_bytes())[0] == Reason.OK
     with open_plan(plan) as opened:
         assert f"hash  {opened.hash}" in out
         assert f"{sizing(opened.tables).total_bytes:,}" in out
@@ -274,7 +277,9 @@ def test_build_reports_and_replaces(capsys: Capture, model: Path, tmp_path: Path
     assert (plan.read_bytes(), page.read_bytes()) == before
 
 
-def test_examples_of_the_help_run(model: Path, tmp_path: Path) -> None:
+def test_examples_of_the_help_run(
+    capsys: Capture, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Goal: every example in --help works as it stands there."""
     help_text = cli.command.help
     assert help_text is not None
@@ -282,13 +287,11 @@ def test_examples_of_the_help_run(model: Path, tmp_path: Path) -> None:
     assert len(examples) >= 5
     (tmp_path / "path" / "to").mkdir(parents=True)
     (tmp_path / "path" / "to" / "model").symlink_to(model)
+    monkeypatch.chdir(tmp_path)
     for example in examples:
-        arguments = shlex.split(example)[1:]
-        done = subprocess.run(
-            [*COMMAND, *arguments], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, f"{example}: {done.stderr}"
-        assert done.stdout
+        code, out, err = run(capsys, *shlex.split(example)[1:])
+        assert code == 0, f"{example}: {err}"
+        assert out
     assert names(tmp_path) == ["m.plan", "memory.html", "path"]
 
 
@@ -368,7 +371,7 @@ def test_interrupted_builds_leave_nothing(tmp_path: Path, number: signal.Signals
     """Goal: Ctrl-C or SIGTERM while weights are written ends at once, without a trace, and leaves the folder
     as it was.
     """
-    big = make_big_checkpoint(tmp_path, 400 << 20)
+    big = make_big_checkpoint(tmp_path, 250 << 20)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "m.plan").write_bytes(b"INGOTPLN old")
     command = [*COMMAND, str(big), "-o", str(tmp_path / "out" / "m.plan"), "--context", "256"]
@@ -381,7 +384,7 @@ def test_interrupted_builds_leave_nothing(tmp_path: Path, number: signal.Signals
             lines.append(line)
             if line.startswith("write weights"):
                 break
-        time.sleep(0.3)
+        time.sleep(0.1)
         process.send_signal(number)
         begin = time.monotonic()
         _, err = process.communicate(timeout=60)

@@ -27,8 +27,8 @@ TABLES = tiny_plan(TinySpec(layers=2)).tables
 FORMATS = [(Dtype.I8, Dtype.I8), (Dtype.E4M3, Dtype.E5M2), (Dtype.BF16, Dtype.BF16)]
 
 
-def shown(renderable: RenderableType) -> str:
-    console = Console(width=160, record=True, file=StringIO())
+def shown(renderable: RenderableType, width: int = 160) -> str:
+    console = Console(width=width, record=True, file=StringIO())
     console.print(renderable)
     return console.export_text()
 
@@ -102,6 +102,17 @@ def test_tables_show_the_exact_numbers() -> None:
     text = shown(concurrency_text(entries, found.total_bytes))
     for entry in entries:
         assert re.search(rf"^\s*{entry.context}\s+{entry.requests}\s+{entry.bound}", text, re.MULTILINE)
+
+
+def test_narrow_terminals_keep_the_numbers() -> None:
+    """Goal: at 80 columns words wrap, but no byte count is cut."""
+    found = memory_map(TABLES, 640, 2)
+    text = shown(memory_table(TABLES, 640, 2), 80)
+    for region in found.regions:
+        assert f"{region.bytes:,}" in text
+        for term in region.terms:
+            assert f"{term.bytes:,}" in text
+    assert all(len(line) <= 80 for line in text.splitlines())
 
 
 def test_concurrency_of_nothing_says_what_one_takes() -> None:

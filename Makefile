@@ -64,13 +64,11 @@ check: $(S)/install build/mypy/ingot
 	@$(PY) -m pytest -q tests/test_tidy.py
 
 test: check build
+	@tools/system.sh fuzz
 	@$(PY) -m pytest
 
 fuzz: $(S)/install
 	@tools/system.sh fuzz
-	@cmake -S runtime -B build/fuzz -G Ninja -DINGOT_FUZZ=ON -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_C_COMPILER=clang \
-		> build/fuzz.log || { cat build/fuzz.log; exit 1; }
-	@ninja -C build/fuzz > build/fuzz.log || { cat build/fuzz.log; exit 1; }
 	@$(PY) tests/plans/fuzz_libfuzzer.py --runs $(FUZZ_RUNS)
 	@$(PY) tests/plans/fuzz_verify.py --runs $(FUZZ_RUNS)
 	@$(PY) tests/plans/fuzz_differential.py --runs $(FUZZ_RUNS)

@@ -266,10 +266,8 @@ def build(
         meta["calibration"] = {"digest": text.digest, "name": text.name, "tokens": len(tokens)}
     tables = replace(compiled.tables, meta=meta)
     with PlanWriter(out, tables) as writer:
-        weights = next(
-            region for region in tables.regions if region.section and region.bytes_per_request == 0
-        )
-        progress.stage("write weights", weights.bytes_fixed, "bytes")
+        constants = sum(constant.entry.bytes for constant in compiled.constants.constants.values())
+        progress.stage("write weights", constants, "bytes")
         for name, offset, data in pack(compiled.constants, source, values):
             writer.write(name, offset, data)
             progress.advance(len(data))

@@ -34,13 +34,15 @@ class RopeSpec:
 
     `parameters` holds the config's numbers under their transformers names (`factor`, `low_freq_factor`,
     `high_freq_factor`, `original_max_position_embeddings`, `beta_fast`, `beta_slow`, `mscale`,
-    `mscale_all_dim`, `attention_factor`, `truncate`); absent keys are absent.
+    `mscale_all_dim`, `attention_factor`, `truncate`); absent keys are absent. `factors`, when not
+    empty, divides each pair's inverse frequency (kind default only): GGUF's form of Llama 3's scaling.
     """
 
     kind: RopeKind
     theta: float
     rotary_dims: int
     parameters: Mapping[str, float] = field(default_factory=dict)
+    factors: tuple[float, ...] = ()  # (rotary_dims / 2,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,4 +103,6 @@ def rope_frequencies(rope: RopeSpec, context: int) -> RopeFrequencies:
         inverse = _llama3(rope, inverse)
     else:
         assert rope.kind == RopeKind.DEFAULT, rope.kind
+        if rope.factors:
+            inverse = inverse / np.asarray(rope.factors, dtype=np.float32)
     return RopeFrequencies(inverse.astype(np.float32), 1.0)

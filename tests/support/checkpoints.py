@@ -20,6 +20,7 @@ import torch
 import transformers
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
+from transformers.tokenization_utils_base import generate_merges
 
 VOCABULARY = 1003
 BOS, EOS, PAD = 0, 1, 2
@@ -124,6 +125,10 @@ CASES: dict[str, Case] = {
         "tie_word_embeddings": True,
         "rope_parameters": {"rope_type": "default", "rope_theta": 2000000.0},
     }),
+    "smollm3_interval": Case("SmolLM3", "llama-bpe", {
+        "num_hidden_layers": 5, "head_dim": None, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 50000.0},
+    }),
     "smollm3_window": Case("SmolLM3", "llama-bpe", {
         "head_dim": None, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 3,
         "hidden_size": 96,
@@ -134,6 +139,7 @@ CASES: dict[str, Case] = {
     }),
 }  # fmt: skip
 
+SENTENCEPIECE_FIRST = 261  # after 5 special tokens and 256 bytes
 SPECIAL = ["<s>", "</s>", "<pad>", "<|im_start|>", "<|im_end|>"]
 
 
@@ -154,6 +160,13 @@ def _byte_level(pattern: str | None, digits: bool) -> Tokenizer:
     return tokenizer
 
 
+def sentencepiece_score(token: int) -> float:
+    """A piece's score by its id, as in Llama 2's tokenizer.model: 0 for the first merge, then less by one
+    each.
+    """
+    return float(SENTENCEPIECE_FIRST - token)
+
+
 def _sentencepiece() -> Tokenizer:
     """A Llama-2-like BPE with byte fallback: `▁` for a space, one in front of the text, bos before it."""
     alphabet = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -168,7 +181,8 @@ def _sentencepiece() -> Tokenizer:
     merged = ["".join(merge) for merge in model["merges"]]
     for token in [*merged, *(token for token in model["vocab"] if token not in set(merged))]:
         vocabulary.setdefault(token, len(vocabulary))
-    merges = [(left, right) for left, right in model["merges"]]
+    scores = {token: sentencepiece_score(i) for token, i in vocabulary.items() if i >= len(tokens)}
+    merges = generate_merges(vocabulary, scores, skip_tokens=tokens)
     tokenizer = Tokenizer(
         models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
     )

@@ -92,9 +92,6 @@ def test_generation_is_scoring(plan: Path, baseline: np.ndarray) -> None:
 
 def test_among_seven_others_over_poisoned_granules(plan: Path) -> None:
     """Goal: alone = among others over memory of NaN; scalar on 1 thread = the best ISA on 2."""
-    said = {
-        run(native("neighbours_test"), plan, threads, isa)
-        for threads, isa in (("1", "1"), ("2", "0"))
-    }
+    said = {run(native("neighbours_test"), plan, threads, isa) for threads, isa in (("1", "1"), ("2", "0"))}
     assert len(said) == 1
     assert len(said.pop().splitlines()) == 120

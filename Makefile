@@ -13,7 +13,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check -q
 S := $(VENV)/stamps
 FUZZ_RUNS ?= 100000
-DEMO_PROMPT ?= What is a harbour master? Answer in two sentences.
+DEMO_PROMPT ?= What is gravity?
 DEMO_MODEL = $$($(PY) tools/demo_model.py)
 
 CXX_SOURCES := $(shell find runtime tests examples plans/fuzz -name generated -prune -o \

@@ -9,6 +9,7 @@
 #include "../kernel.h"
 
 namespace ingot::cpu {
+namespace {
 
 struct Attention {
   const float* qkv;     // (R, A): query heads, key heads, value heads
@@ -58,14 +59,14 @@ struct AttentionItem {
   uint32_t kv_head, row, query_head;
 };
 
-static inline AttentionItem attention_item(const Attention& a, uint32_t item) {
+inline AttentionItem attention_item(const Attention& a, uint32_t item) {
   const uint32_t group = a.group();
   const uint32_t per_kv_head = a.rows * group;
   const uint32_t kv_head = item / per_kv_head;
   return {kv_head, item % per_kv_head / group, kv_head * group + item % group};
 }
 
-static inline Attention attention_of(const KernelArgs& args) {
+inline Attention attention_of(const KernelArgs& args) {
   namespace at = plan::operand::attention_i8;
   static_assert(at::kOut == uint32_t{plan::operand::attention_bf16::kOut});
   static_assert(at::kOut == uint32_t{plan::operand::attention_e4m3::kOut});
@@ -97,4 +98,5 @@ static inline Attention attention_of(const KernelArgs& args) {
   return a;
 }
 
+}  // namespace
 }  // namespace ingot::cpu

@@ -9,6 +9,7 @@
 #include "../kernel.h"
 
 namespace ingot::cpu {
+namespace {
 
 struct Linear {
   const float* x;             // (E, k)
@@ -50,7 +51,7 @@ struct Linear {
 };
 
 // `bytes_per_64_k`: bytes of a panel for 64 k, one of the constants below.
-static inline Linear linear_of(const KernelArgs& args, uint32_t bytes_per_64_k) {
+inline Linear linear_of(const KernelArgs& args, uint32_t bytes_per_64_k) {
   namespace at = plan::operand::linear_i8;
   static_assert(at::kOut == uint32_t{plan::operand::linear_e4m3::kOut});
   static_assert(at::kActivationScale == uint32_t{plan::operand::linear_e4m3::kWeightScale});
@@ -75,9 +76,10 @@ static inline Linear linear_of(const KernelArgs& args, uint32_t bytes_per_64_k) 
   return l;
 }
 
-inline constexpr uint32_t kI8BytesPer64K = plan::kI8BlockBytes;
-inline constexpr uint32_t kE4m3BytesPer64K = 64 * plan::kPanelOutputs;
-inline constexpr uint32_t kBf16BytesPer64K = 64 * plan::kPanelOutputs * 2;
-inline constexpr float kE4m3InputScale = 0x1p100f;  // against e4m3_place's 2^-120; the result takes 2^20
+constexpr uint32_t kI8BytesPer64K = plan::kI8BlockBytes;
+constexpr uint32_t kE4m3BytesPer64K = 64 * plan::kPanelOutputs;
+constexpr uint32_t kBf16BytesPer64K = 64 * plan::kPanelOutputs * 2;
+constexpr float kE4m3InputScale = 0x1p100f;  // against e4m3_place's 2^-120; the result takes 2^20
 
+}  // namespace
 }  // namespace ingot::cpu

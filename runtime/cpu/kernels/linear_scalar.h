@@ -5,18 +5,19 @@
 #include "math.h"
 
 namespace ingot::cpu {
+namespace {
 
 // Input element i of a row, normalised: `factor` is rms_factor with a norm.
-static inline float linear_input(const Linear& l, const float* x, uint32_t i, float factor) {
+inline float linear_input(const Linear& l, const float* x, uint32_t i, float factor) {
   return l.norm == nullptr ? x[i] : (x[i] * factor) * l.norm[i];
 }
 
-static inline float linear_factor(const Linear& l, const float* x) {
+inline float linear_factor(const Linear& l, const float* x) {
   return l.norm == nullptr ? 1.0f : rms_factor(x, l.k, l.eps);
 }
 
 // Phase 1 of the float formats: the input times `scale`, padded with zeros.
-static inline void linear_float_input(Linear l, float scale, uint32_t begin, uint32_t end) {
+inline void linear_float_input(Linear l, float scale, uint32_t begin, uint32_t end) {
   for (uint32_t row = begin; row < end; ++row) {
     const float* x = l.input(row);
     const float factor = linear_factor(l, x);
@@ -27,7 +28,7 @@ static inline void linear_float_input(Linear l, float scale, uint32_t begin, uin
 }
 
 // Bias, silu_mul and residual over the 16 sums of each panel of an item.
-static inline void linear_epilogue(const Linear& l, uint32_t item, uint32_t row, float sums[2][16]) {
+inline void linear_epilogue(const Linear& l, uint32_t item, uint32_t row, float sums[2][16]) {
   const size_t first = size_t{row} * l.outputs + size_t{item} * plan::kPanelOutputs;
   for (uint32_t lane = 0; lane < l.lanes(item); ++lane) {
     float value = sums[0][lane];
@@ -44,7 +45,7 @@ static inline void linear_epilogue(const Linear& l, uint32_t item, uint32_t row,
 
 // Phase 2: `dot(l, panel, row, sums)` gives the 16 sums of one panel for one row.
 template <typename Dot>
-static inline void linear_items(const Linear& l, uint32_t rows, uint32_t begin, uint32_t end, Dot dot) {
+inline void linear_items(const Linear& l, uint32_t rows, uint32_t begin, uint32_t end, Dot dot) {
   for (uint32_t item = begin; item < end; ++item) {
     for (uint32_t row = 0; row < rows; ++row) {
       float sums[2][plan::kPanelOutputs];
@@ -57,8 +58,8 @@ static inline void linear_items(const Linear& l, uint32_t rows, uint32_t begin, 
 
 // Four chains by k % 4: `weight(panel, k, lane)` is the value that a code stands for.
 template <typename Weight>
-static inline void linear_chains(const Linear& l, uint32_t panel, uint32_t row, Weight weight,
-                                 float sums[plan::kPanelOutputs]) {
+inline void linear_chains(const Linear& l, uint32_t panel, uint32_t row, Weight weight,
+                          float sums[plan::kPanelOutputs]) {
   const uint8_t* codes = l.panel(panel);
   const float* x = l.float_row(row);
   float chain[4][plan::kPanelOutputs] = {};
@@ -73,4 +74,5 @@ static inline void linear_chains(const Linear& l, uint32_t panel, uint32_t row, 
   }
 }
 
+}  // namespace
 }  // namespace ingot::cpu

@@ -8,6 +8,7 @@
 #include "../kernel.h"
 
 namespace ingot::cpu {
+namespace {
 
 struct SinCos {
   double sine, cosine;
@@ -16,7 +17,7 @@ struct SinCos {
 // |angle| up to 2^24: within 1e-15. pi/2 is the sum of three binary64; each fma is exact to half a unit of
 // what is left, so nothing is lost where the angle is near a multiple of pi/2. Polynomials: fdlibm's k_sin.c
 // and k_cos.c (minimax on |r| <= pi/4).
-static inline SinCos sincos_(double angle) {
+inline SinCos sincos_(double angle) {
   const double n = std::rint(angle * 0x1.45f306dc9c883p-1);  // 2 / pi
   double r = std::fma(n, -0x1.921fb54442d18p0, angle);
   r = std::fma(n, -0x1.1a62633145c07p-54, r);
@@ -42,7 +43,7 @@ static inline SinCos sincos_(double angle) {
   return {quarter & 2 ? -a : a, (quarter + 1) & 2 ? -b : b};
 }
 
-static inline void rope_table_rows(const KernelArgs& args, uint32_t begin, uint32_t end) {
+inline void rope_table_rows(const KernelArgs& args, uint32_t begin, uint32_t end) {
   namespace at = plan::operand::rope_table;
   const auto* positions = reinterpret_cast<const uint32_t*>(args.operand[at::kPositions].data);
   const auto* frequency = reinterpret_cast<const float*>(args.operand[at::kInverseFrequency].data);
@@ -59,4 +60,5 @@ static inline void rope_table_rows(const KernelArgs& args, uint32_t begin, uint3
   }
 }
 
+}  // namespace
 }  // namespace ingot::cpu

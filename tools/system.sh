@@ -1,5 +1,6 @@
 #!/bin/sh
-# Installs with apt-get what pip cannot, as root or through sudo without a password; otherwise says what to install.
+# Installs with apt-get what pip cannot, as root or through sudo without a password; otherwise says what
+# to install.
 #   tools/system.sh base PYTHON   a C++20 compiler, and Python 3.11+ with venv and headers
 #   tools/system.sh fuzz          clang with libFuzzer and the sanitizers
 # Does nothing, quickly, when all is there.
@@ -43,7 +44,8 @@ install() { # PACKAGES...
 what=$1
 python=${2:-python3}
 if [ "$what" = base ] && ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
-    echo "Python 3.11 or later is needed and '$python' is not: install one, or name it with make PYTHON=python3.12" >&2
+    echo "Python 3.11 or later is needed and '$python' is not." >&2
+    echo "Install one, or name it with make PYTHON=python3.12" >&2
     exit 1
 fi
 for attempt in 1 2; do # clang's run-time library is a package of its own on some systems

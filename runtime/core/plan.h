@@ -1,5 +1,5 @@
-// A plan file in memory: `verify` checks every byte that the runtime will use, once; a PlanView is what it leaves behind.
-// Nothing may look into a plan before verify returned Reason::kOk.
+// A plan file in memory: `verify` checks every byte that the runtime will use, once; a PlanView is what it
+// leaves behind. Nothing may look into a plan before verify returned Reason::kOk.
 #pragma once
 
 #include <cstddef>
@@ -30,13 +30,15 @@ struct PlanView {
   uint32_t find(std::string_view name) const;
 };
 
-// Checks a whole file. Returns the reason and, in *index, the offending record, section, chunk or offset (0 when it has
-// none). On kOk *view (may be null) is filled. The order of checks is the order of the reasons. Allocates nothing.
+// Checks a whole file. Returns the reason and, in *index, the offending record, section, chunk or offset (0
+// when it has none). On kOk *view (may be null) is filled. The order of checks is the order of the reasons.
+// Allocates nothing.
 plan::Reason verify(std::span<const std::byte> file, uint64_t* index, PlanView* view);
 
 const char* reason_text(plan::Reason reason);
 
-// layout.py's region_bytes: three parts, each rounded up to a page. The caller has checked the counts against the header.
+// layout.py's region_bytes: three parts, each rounded up to a page. The caller has checked the counts against
+// the header.
 uint64_t region_bytes(const plan::RegionRecord& region, uint64_t granules, uint64_t requests);
 
 }  // namespace ingot

@@ -328,7 +328,7 @@ Reason selftest(PlanView& view, uint64_t* index) {
   for (uint64_t i = 0; i < words; ++i) {
     const uint64_t at = sizeof record + 4 * i;
     uint32_t word;
-    std::memcpy(&word, section.data() + at, sizeof word);
+    std::memcpy(&word, section.subspan(at, sizeof word).data(), sizeof word);
     if (i < tokens ? word >= header.vocabulary : !finite(std::bit_cast<float>(word))) return bad(at);
   }
   return Reason::kOk;

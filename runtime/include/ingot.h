@@ -1,10 +1,10 @@
 /* Ingot's C API (C11): open a plan, know its memory, create an engine, seal it, run requests, close.
  *
- * Every call that can fail returns an ingot_code and, when `error` is not NULL, fills it: code, the limit, what was
- * found, and a sentence. Nothing throws or aborts because of its arguments' values; passing NULL where a pointer is
- * required is a programmer error and aborts. An engine is driven by one thread at a time: ingot_step, ingot_submit,
- * ingot_poll, ingot_cancel and ingot_score must not run at the same time on one engine. Plans are immutable and may
- * be shared by engines and threads.
+ * Every call that can fail returns an ingot_code and, when `error` is not NULL, fills it: code, the limit,
+ * what was found, and a sentence. Nothing throws or aborts because of its arguments' values; passing NULL
+ * where a pointer is required is a programmer error and aborts. An engine is driven by one thread at a time:
+ * ingot_step, ingot_submit, ingot_poll, ingot_cancel and ingot_score must not run at the same time on one
+ * engine. Plans are immutable and may be shared by engines and threads.
  */
 #ifndef INGOT_H
 #define INGOT_H
@@ -31,23 +31,23 @@ extern "C" {
 /* One code per kind of failure; the HTTP status that a service gives it stands behind it. */
 typedef enum ingot_code {
   INGOT_OK = 0,
-  INGOT_ERROR_FILE = 1,           /* 500 the plan file cannot be opened, read or mapped (actual: errno) */
-  INGOT_ERROR_PLAN = 2,           /* 500 the plan was refused by verify (actual: reason code, limit: index) */
-  INGOT_ERROR_TARGET = 3,         /* 500 the plan is for a target that this build or machine cannot run */
-  INGOT_ERROR_MEMORY = 4,         /* 500 a region does not fit (limit: bytes available or 0, actual: bytes needed) */
-  INGOT_ERROR_OPTION = 5,         /* 400 an open option is out of range */
-  INGOT_ERROR_STATE = 6,          /* 500 the call is not allowed in this state (init, sealed, closed) */
-  INGOT_ERROR_PROMPT_EMPTY = 7,   /* 400 a request has no prompt token */
-  INGOT_ERROR_PROMPT_LONG = 8,    /* 400 prompt + 1 exceeds the context (limit: longest prompt, actual: prompt) */
-  INGOT_ERROR_TOKENS_LONG = 9,    /* 400 prompt + max_tokens exceeds the context (limit: most max_tokens) */
-  INGOT_ERROR_TOKEN = 10,         /* 400 a token id is not below the vocabulary */
-  INGOT_ERROR_SAMPLING = 11,      /* 400 a sampling field is out of range */
-  INGOT_ERROR_BUSY = 12,          /* 429 no request slot is free (limit: slots) */
-  INGOT_ERROR_CAPACITY = 13,      /* 429 not enough free granules now (limit: free, actual: needed) */
-  INGOT_ERROR_HANDLE = 14,        /* 404 the handle names no live request */
-  INGOT_ERROR_THREADS = 15,       /* 500 a worker thread could not be started */
-  INGOT_ERROR_POOL = 16,          /* 400 the pool chosen at open cannot hold this request even when empty */
-  INGOT_ERROR_SELFTEST = 17       /* 500 the golden prompt gave other logits (limit, actual: millionths of their size) */
+  INGOT_ERROR_FILE = 1,         /* 500 the plan file cannot be opened, read or mapped (actual: errno) */
+  INGOT_ERROR_PLAN = 2,         /* 500 the plan was refused by verify (actual: reason code, limit: index) */
+  INGOT_ERROR_TARGET = 3,       /* 500 the plan is for a target that this build or machine cannot run */
+  INGOT_ERROR_MEMORY = 4,       /* 500 a region does not fit (limit: bytes available or 0, actual: needed) */
+  INGOT_ERROR_OPTION = 5,       /* 400 an open option is out of range */
+  INGOT_ERROR_STATE = 6,        /* 500 the call is not allowed in this state (init, sealed, closed) */
+  INGOT_ERROR_PROMPT_EMPTY = 7, /* 400 a request has no prompt token */
+  INGOT_ERROR_PROMPT_LONG = 8,  /* 400 prompt + 1 exceeds the context (limit: longest prompt) */
+  INGOT_ERROR_TOKENS_LONG = 9,  /* 400 prompt + max_tokens exceeds the context (limit: most max_tokens) */
+  INGOT_ERROR_TOKEN = 10,       /* 400 a token id is not below the vocabulary */
+  INGOT_ERROR_SAMPLING = 11,    /* 400 a sampling field is out of range */
+  INGOT_ERROR_BUSY = 12,        /* 429 no request slot is free (limit: slots) */
+  INGOT_ERROR_CAPACITY = 13,    /* 429 not enough free granules now (limit: free, actual: needed) */
+  INGOT_ERROR_HANDLE = 14,      /* 404 the handle names no live request */
+  INGOT_ERROR_THREADS = 15,     /* 500 a worker thread could not be started */
+  INGOT_ERROR_POOL = 16,        /* 400 the pool chosen at open cannot hold this request even when empty */
+  INGOT_ERROR_SELFTEST = 17     /* 500 the golden prompt gave other logits (limit, actual: millionths) */
 } ingot_code;
 
 typedef struct ingot_error {
@@ -70,19 +70,19 @@ typedef enum ingot_isa {
 
 /* Chosen at open, under the plan's ceilings. Zero means the plan's default (threads: one per core). */
 typedef struct ingot_options {
-  uint64_t kv_tokens;    /* pool size in tokens, rounded up to granules of 128 */
-  uint32_t requests;     /* most requests that run at once */
-  uint32_t threads;      /* workers, this thread included, at most 256 */
-  uint32_t isa;          /* ingot_isa; every choice gives the same bits */
-  uint32_t step_rows;    /* most rows of a step, at most the plan's largest bucket; bounds a step's time */
-  uint32_t lock_memory;  /* 1: mlock the regions; a failure is an error */
-  void* memory;          /* caller-owned block of *total_bytes bytes (ingot_regions), aligned to 2 MiB, or NULL: the
-                            regions lie in it one after another, in order; it outlives the engine */
+  uint64_t kv_tokens;   /* pool size in tokens, rounded up to granules of 128 */
+  uint32_t requests;    /* most requests that run at once */
+  uint32_t threads;     /* workers, this thread included, at most 256 */
+  uint32_t isa;         /* ingot_isa; every choice gives the same bits */
+  uint32_t step_rows;   /* most rows of a step, at most the plan's largest bucket; bounds a step's time */
+  uint32_t lock_memory; /* 1: mlock the regions; a failure is an error */
+  void* memory; /* caller-owned block of *total_bytes bytes (ingot_regions), aligned to 2 MiB, or NULL:
+                   the regions lie in it one after another, in order; it outlives the engine */
 } ingot_options;
 
 typedef struct ingot_region {
   char name[16];
-  uint64_t bytes;             /* reserved at create */
+  uint64_t bytes; /* reserved at create */
   uint64_t bytes_fixed;
   uint64_t bytes_per_granule;
   uint64_t bytes_per_request;
@@ -164,20 +164,22 @@ INGOT_API void ingot_close(ingot_engine* engine);
 
 INGOT_API ingot_sampling ingot_sampling_default(void);
 
-/* Admits a request: leases granules for prompt + max_tokens, or refuses with a number. An admitted request finishes. */
+/* Admits a request: leases granules for prompt + max_tokens, or refuses with a number. Once admitted it
+ * finishes. */
 INGOT_API ingot_code ingot_submit(ingot_engine* engine, const uint32_t* prompt, uint32_t prompt_count,
                                   const ingot_sampling* sampling, ingot_handle* handle, ingot_error* error);
 /* Runs one step over all running requests. *rows: rows that were computed, 0 when there was nothing to do. */
 INGOT_API ingot_code ingot_step(ingot_engine* engine, uint32_t* rows, ingot_error* error);
 /* Takes up to `capacity` events of a request. When the event with finish != 0 was taken, the handle ends. */
-INGOT_API ingot_code ingot_poll(ingot_engine* engine, ingot_handle handle, ingot_event* events, uint32_t capacity,
-                                uint32_t* count, ingot_error* error);
+INGOT_API ingot_code ingot_poll(ingot_engine* engine, ingot_handle handle, ingot_event* events,
+                                uint32_t capacity, uint32_t* count, ingot_error* error);
 /* Ends a request at the next step boundary; its last event has INGOT_FINISH_CANCELLED. */
 INGOT_API ingot_code ingot_cancel(ingot_engine* engine, ingot_handle handle, ingot_error* error);
 INGOT_API void ingot_get_stats(const ingot_engine* engine, ingot_stats* stats);
 
-/* Runs `count` tokens as a request of its own, `chunk` rows a step (0: the largest bucket), and writes the logits after
- * each of them: logits is (count, vocabulary) float32. Needs a free slot and ceil(count / 128) free granules. */
+/* Runs `count` tokens as a request of its own, `chunk` rows a step (0: the largest bucket), and writes the
+ * logits after each of them: logits is (count, vocabulary) float32. Needs a free slot and ceil(count / 128)
+ * free granules. */
 INGOT_API ingot_code ingot_score(ingot_engine* engine, const uint32_t* tokens, uint32_t count, uint32_t chunk,
                                  float* logits, ingot_error* error);
 

@@ -32,7 +32,7 @@ struct PlanView {
 
 // Checks a whole file. Returns the reason and, in *index, the offending record, section, chunk or offset (0
 // when it has none). On kOk *view (may be null) is filled. The order of checks is the order of the reasons.
-// Allocates nothing.
+// Allocates nothing. A file of at least a page begins at an address that is a multiple of 8.
 plan::Reason verify(std::span<const std::byte> file, uint64_t* index, PlanView* view);
 
 const char* reason_text(plan::Reason reason);

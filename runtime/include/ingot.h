@@ -146,7 +146,8 @@ INGOT_API void ingot_plan_get_info(const ingot_plan* plan, ingot_plan_info* info
 /* A text section: "meta", "drift", "tokenizer", "template". *bytes is 0 and the result NULL when absent. */
 INGOT_API const char* ingot_plan_text(const ingot_plan* plan, const char* section, uint64_t* bytes);
 
-/* Verifies a plan held in memory; returns the reason code (0: sound) and an index of the offending record. */
+/* Verifies a plan held in memory at a multiple of 8 bytes; returns the reason code (0: sound) and an index of
+ * the offending record. */
 INGOT_API uint32_t ingot_verify(const void* data, uint64_t bytes, uint64_t* index);
 INGOT_API const char* ingot_reason_text(uint32_t reason);
 

@@ -6,6 +6,7 @@ import ctypes
 import math
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ class Case:
     logits: np.ndarray
     counts: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint16))
     position: int = 10
-    fields: dict[str, object] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.logits = np.ascontiguousarray(self.logits, dtype=np.float32)
@@ -68,7 +69,7 @@ class Case:
             SAMPLING.pack(**self.fields), self.position, scratch.ctypes.data_as(ctypes.c_void_p),
             tokens.ctypes.data_as(ctypes.c_void_p), logprobs.ctypes.data_as(ctypes.c_void_p),
         )  # fmt: skip
-        count = min(int(self.fields.get("top_logprobs", 0)), size)  # type: ignore[call-overload]
+        count = min(int(self.fields.get("top_logprobs", 0)), size)
         top = [(int(tokens[i]), float(logprobs[i])) for i in range(1, 1 + count)]
         return Sampled(token, float(logprobs[0]), top)
 
@@ -77,38 +78,38 @@ class Case:
         get = self.fields.get
         x = self.logits.astype(np.float64)
         x[np.isnan(x)] = -np.inf
-        for token, value in zip(get("bias_tokens", ()), get("bias_values", ()), strict=True):  # type: ignore[call-overload]
+        for token, value in zip(get("bias_tokens", ()), get("bias_values", ()), strict=True):
             x[token] += value
         seen, made = self.counts != 0, (self.counts & 0x7FFF).astype(np.float64)
-        penalty = float(get("repetition_penalty"))  # type: ignore[arg-type]
+        penalty = float(get("repetition_penalty"))
         x[seen] = np.where(x[seen] > 0, x[seen] / penalty, x[seen] * penalty)
-        x -= made * float(get("frequency_penalty", 0.0))  # type: ignore[arg-type]
-        x -= (made > 0) * float(get("presence_penalty", 0.0))  # type: ignore[arg-type]
-        if self.position - int(get("prompt_count")) < int(get("min_tokens", 0)):  # type: ignore[call-overload]
-            x[[*get("stop_tokens", ()), *get("eos_tokens", ())]] = -np.inf  # type: ignore[misc]
+        x -= made * float(get("frequency_penalty", 0.0))
+        x -= (made > 0) * float(get("presence_penalty", 0.0))
+        if self.position - int(get("prompt_count")) < int(get("min_tokens", 0)):
+            x[[*get("stop_tokens", ()), *get("eos_tokens", ())]] = -np.inf
         order = sorted(range(x.size), key=lambda i: (-x[i], i))
-        temperature = float(get("temperature"))  # type: ignore[arg-type]
+        temperature = float(get("temperature"))
         if temperature == 0:
             return np.eye(x.size)[order[0]]
         weights = np.exp((x - x.max()) / temperature)
-        if top_k := int(get("top_k", 0)):  # type: ignore[call-overload]
+        if top_k := int(get("top_k", 0)):
             order = order[:top_k]
         total, running, chosen = weights[order].sum(), 0.0, []
         for token in order:
             chosen.append(token)
             running += weights[token]
-            if running >= float(np.float32(get("top_p"))) * total:  # type: ignore[arg-type]
+            if running >= float(np.float32(get("top_p"))) * total:
                 break
         result = np.zeros(x.size)
         for token in chosen:
-            if weights[token] >= float(get("min_p", 0.0)):  # type: ignore[arg-type]
+            if weights[token] >= float(get("min_p", 0.0)):
                 result[token] = weights[token]
         return result / result.sum()
 
     def expected(self) -> int:
         """The token that the reference's inverse CDF gives for this seed and position."""
         running = np.cumsum(self.kept())
-        u = probe().probe_uniform(int(self.fields.get("seed", 0)), self.position)  # type: ignore[call-overload]
+        u = probe().probe_uniform(int(self.fields.get("seed", 0)), self.position)
         return int(np.argmax(running > u * running[-1]))
 
 
@@ -161,7 +162,7 @@ def test_exp_and_log_are_accurate() -> None:
         assert probe().probe_log(x) == pytest.approx(math.log(x), rel=1e-15, abs=2e-16)
 
 
-FIELDS: dict[str, dict[str, object]] = {
+FIELDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "cold": {"temperature": 0.3},
     "hot": {"temperature": 5.0},
@@ -245,7 +246,7 @@ def test_ties_go_to_the_lowest_id() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logprobs_are_of_the_unmodified_logits(temperature: float) -> None:
     """Goal: logprob and 20 alternatives match log-softmax of the raw logits to 1e-6, in order."""
-    fields: dict[str, object] = {"temperature": temperature, "top_logprobs": 20, "want_logprob": 1}
+    fields: dict[str, Any] = {"temperature": temperature, "top_logprobs": 20, "want_logprob": 1}
     for seed in range(30):
         row = np.round(logits(seed) * 4) / 4  # many ties
         case = Case(row, counts(seed), fields={**fields, "repetition_penalty": 2.0, "seed": seed})
@@ -275,7 +276,7 @@ def test_hostile_logits_have_a_defined_result(temperature: float) -> None:
         1: [-3e38, 3e38, nan, 0, 1],
     }
     for token, row in cases.items():
-        fields: dict[str, object] = {"temperature": temperature, "top_logprobs": 5, "want_logprob": 1}
+        fields: dict[str, Any] = {"temperature": temperature, "top_logprobs": 5, "want_logprob": 1}
         for more in ({}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.1}, {"repetition_penalty": 1e30}):
             sampled = Case(np.array(row), np.full(5, 3, np.uint16), fields={**fields, **more}).sample()
             assert sampled.token == token or "repetition_penalty" in more

@@ -94,7 +94,7 @@ def rope_frequencies(rope: RopeSpec, context: int) -> RopeFrequencies:
     if rope.kind == RopeKind.NONE:
         return RopeFrequencies(np.zeros(0, np.float32), 1.0)
     powers = _powers(rope)
-    inverse = np.float32(1) / powers
+    inverse: F32 = (np.float32(1) / powers).astype(np.float32)
     if rope.kind == RopeKind.YARN:
         return _yarn(rope, context, powers)
     if rope.kind == RopeKind.LINEAR:

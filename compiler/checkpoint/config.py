@@ -91,8 +91,10 @@ FAMILIES: Mapping[str, Family] = {
         (*WINDOW_KEYS, "attention_bias"), {"sliding_window": 4096, "max_window_layers": 28, "head_dim": 128},
         qk_norm=True, neutral={"use_qk_norm": (True, None)},
     ),
+    # SmolLM3's release says pretraining_tp 2; the class has no such field, so it means nothing there
     "SmolLM3ForCausalLM": Family(
-        ("attention_bias", "mlp_bias", "no_rope_layers", "no_rope_layer_interval", *WINDOW_KEYS),
+        ("attention_bias", "mlp_bias", "no_rope_layers", "no_rope_layer_interval", "pretraining_tp",
+        *WINDOW_KEYS),
         {"rope_theta": 2000000.0, "tie_word_embeddings": True, "bos_token_id": 128000,
         "eos_token_id": 128001},
     ),

@@ -41,17 +41,21 @@ def read_bytes(path: Path, limit: int) -> bytes:
     return data
 
 
+class _JsonFaultError(ValueError):
+    """What our own hooks found wrong with JSON; other ValueErrors are the library's."""
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"the key {show(key)} appears twice")
+            raise _JsonFaultError(f"the key {show(key)} appears twice")
         found[key] = value
     return found
 
 
 def _constant(text: str) -> float:
-    raise ValueError(f"{text} is not a JSON number")
+    raise _JsonFaultError(f"{text} is not a JSON number")
 
 
 def parse_json_object(data: bytes, name: str) -> dict[str, Any]:
@@ -65,8 +69,8 @@ def parse_json_object(data: bytes, name: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         reason = f"{error.msg.lower()} at line {error.lineno}"
         raise CheckpointError(f"{name} is not valid JSON: {reason}; fix or download it again") from error
-    except ValueError as error:  # ours from above, or a number with too many digits
-        reason = str(error) if len(str(error)) < 200 else "a number has too many digits"
+    except ValueError as error:
+        reason = str(error) if isinstance(error, _JsonFaultError) else "a number has too many digits"
         raise CheckpointError(f"{name} is not valid JSON: {reason}; fix it") from error
     if not isinstance(found, dict):
         raise CheckpointError(f"{name} holds a {type(found).__name__}; it must be a JSON object")

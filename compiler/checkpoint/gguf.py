@@ -115,7 +115,11 @@ def _rope(found: Mapping[str, Value], rotary: int, factors: tuple[float, ...]) -
         raise CheckpointError(
             f"{ROPE_FACTORS} and the rope scaling {kind} are both given; one of them is supported"
         )
-    key = "rope.scaling.factor" if "rope.scaling.factor" in found else "rope.scale_linear"
+    key = (
+        "rope.scale_linear"
+        if "rope.scaling.factor" not in found and "rope.scale_linear" in found
+        else "rope.scaling.factor"
+    )
     factor = number(found, key, 1.0, FACTOR_MAX)
     if kind == "linear":
         return RopeSpec(RopeKind.LINEAR, theta, rotary, {"factor": factor})

@@ -150,7 +150,7 @@ def _alignment(metadata: Mapping[str, Value]) -> int:
 
 
 def _tensor(cursor: _Cursor, sizes: Mapping[int, tuple[str, int, int]]) -> GgufTensor:
-    """One tensor record; its offset is still relative to the data. sizes: ggml type -> (name, block, bytes)."""
+    """One tensor record; its offset is still relative to the data. sizes: as for read_gguf."""
     name = cursor.string("a tensor name")
     what = f"the tensor {show(name)}"
     dims = [

@@ -44,7 +44,7 @@ def _parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if not nested:
         return found
     types = config.get("layer_types")
-    used = [nested.get(kind) for kind in dict.fromkeys(types)] if isinstance(types, list) else []
+    used = [nested.get(kind) for kind in dict.fromkeys(map(str, types))] if isinstance(types, list) else []
     if len(nested) != len(found) or not used or used[0] is None or any(value != used[0] for value in used):
         raise CheckpointError(
             f"rope parameters are {show(dict(found))}; they must be the same for every layer type"

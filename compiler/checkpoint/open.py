@@ -63,6 +63,10 @@ def open_checkpoint(path_or_name: str, config_only: bool = False) -> Checkpoint:
     With config_only no weight is read and `weights` is None. Raises CheckpointError, one line, for anything
     that cannot be compiled.
     """
+    if not path_or_name or not path_or_name.isprintable():
+        raise CheckpointError(
+            f"there is no file or directory {show(path_or_name)}; give a checkpoint directory"
+        )
     path = Path(path_or_name)
     try:
         is_directory, is_file = path.is_dir(), path.is_file()

@@ -130,18 +130,16 @@ def _template(config: Mapping[str, Any], directory: Path) -> str | None:
     return found or None
 
 
-def _add_bos(config: Mapping[str, Any], facts: _TokenizerFacts, bos: int | None) -> bool:
-    """Whether plain prompts begin with bos: as tokenizer_config says, else as the post-processor does."""
-    prefix = facts.prefix
-    if config.get("add_bos_token") is not None:  # transformers then rewrites the post-processor
-        prefix = (bos,) if boolean(config, "add_bos_token", False) and bos is not None else ()
-    if not prefix:
+def _add_bos(facts: _TokenizerFacts, bos: int | None) -> bool:
+    """Whether plain prompts begin with bos: what tokenizer.json's post-processor does.
+
+    transformers 5 ignores tokenizer_config's add_bos_token beside a tokenizer.json (its _from_pretrained).
+    """
+    if not facts.prefix:
         return False
-    if bos is None or prefix != (bos,):
-        text = [facts.tokenizer.id_to_token(token) for token in prefix]
-        raise CheckpointError(
-            f"the tokenizer begins prompts with {show(text)}; only the bos token is supported there"
-        )
+    if bos is None or facts.prefix != (bos,):
+        text = [facts.tokenizer.id_to_token(token) for token in facts.prefix]
+        raise CheckpointError(f"the tokenizer begins prompts with {show(text)}; only bos is supported")
     return True
 
 
@@ -192,7 +190,7 @@ def read_text(directory: Path, spec: ModelSpec) -> tuple[ModelSpec, TextFiles]:
     config = _optional(directory / "tokenizer_config.json", TOKENIZER_CONFIG_BYTES_MAX)
     special = _special_tokens(config, facts.tokenizer)
     bos = facts.tokenizer.token_to_id(special["bos_token"]) if "bos_token" in special else spec.bos_token
-    add_bos = _add_bos(config, facts, bos)
+    add_bos = _add_bos(facts, bos)
     if add_bos:
         spec = replace(spec, bos_token=bos)
     return spec, TextFiles(data, _template(config, directory), special, add_bos, sampling)

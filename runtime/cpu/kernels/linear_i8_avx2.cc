@@ -27,80 +27,93 @@ inline __m256i load_half(const uint8_t* line, int half) {
   return _mm256_load_si256(reinterpret_cast<const __m256i*>(line) + half);
 }
 
+// One group of a panel.
+struct Group {
+  const uint8_t* lines;
+  const uint16_t* scales;
+};
+
+inline Group group_of(const uint8_t* panel, uint32_t group) {
+  const uint8_t* block = panel + size_t{group / 2} * plan::kI8BlockBytes;
+  const uint32_t odd = group % 2;
+  return {block + 64 + size_t{odd} * kLines * 64, reinterpret_cast<const uint16_t*>(block + odd * 32)};
+}
+
+inline __m256 add_group(__m256 sum, __m256i dot, __m256 w_scale, float x_scale) {
+  return _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_mul_ps(w_scale, _mm256_set1_ps(x_scale)), sum);
+}
+
 struct DotI8 {
   static constexpr uint32_t kRows = 4;
 
   template <uint32_t kCount>
   static void run(const Linear& l, uint32_t panel, uint32_t row, float (*sums)[plan::kPanelOutputs]) {
-    const int8_t* x = l.code_row(row);
-    const float* x_scale = l.scale_row(row);
-    const uint32_t groups = l.width / plan::kI8Group;
-    __m256 acc[kCount][2];
-    INGOT_UNROLL
-    for (uint32_t r = 0; r < kCount; ++r) acc[r][0] = acc[r][1] = _mm256_setzero_ps();
-    const uint8_t* block = l.panel(panel);
-    for (uint32_t group = 0; group < groups; ++group, block += group % 2 == 0 ? plan::kI8BlockBytes : 0) {
-      const uint8_t* lines = block + 64 + size_t{group % 2} * kLines * 64;
-      const auto* scales = reinterpret_cast<const uint16_t*>(block + (group % 2) * 32);
-      if constexpr (kCount == 1) {
-        one_row(lines, scales, x + group * plan::kI8Group, x_scale[group], acc[0]);
-      } else {
-        INGOT_UNROLL
-        for (int half = 0; half < 2; ++half) {
-          __m256i dot[kCount];
-          dots<kCount>(lines, half, x + group * plan::kI8Group, l.width, dot);
-          const __m256 w_scale = load8_f16(scales + half * 8);
-          INGOT_UNROLL
-          for (uint32_t r = 0; r < kCount; ++r) {
-            const __m256 scale = _mm256_mul_ps(w_scale, _mm256_set1_ps(x_scale[r * groups + group]));
-            acc[r][half] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot[r]), scale, acc[r][half]);
-          }
-        }
-      }
-    }
-    INGOT_UNROLL
-    for (uint32_t r = 0; r < kCount; ++r) {
-      _mm256_storeu_ps(sums[r], acc[r][0]);
-      _mm256_storeu_ps(sums[r] + kLanes, acc[r][1]);
+    if constexpr (kCount == 1) {
+      one_row(l, l.panel(panel), row, sums[0]);
+    } else {
+      rows_half<kCount>(l, l.panel(panel), 0, row, sums);
+      rows_half<kCount>(l, l.panel(panel), 1, row, sums);
     }
   }
 
  private:
-  // Eight outputs of one group for several rows: a weight is loaded once.
+  // Eight outputs for several rows: a weight is loaded once, and sums and products stay in registers.
   template <uint32_t kCount>
-  static void dots(const uint8_t* lines, int half, const int8_t* x, size_t width, __m256i dot[kCount]) {
+  static void rows_half(const Linear& l, const uint8_t* panel, int half, uint32_t row,
+                        float (*sums)[plan::kPanelOutputs]) {
+    const uint32_t groups = l.width / plan::kI8Group;
+    const int8_t* x = l.code_row(row);
+    const float* x_scale = l.scale_row(row);
+    __m256 acc[kCount];
     INGOT_UNROLL
-    for (uint32_t r = 0; r < kCount; ++r) dot[r] = _mm256_setzero_si256();
-    INGOT_UNROLL
-    for (uint32_t line = 0; line < kLines; ++line) {
-      const __m256i w = load_half(lines + line * 64, half);
-      const __m256i magnitude = _mm256_abs_epi8(w);
+    for (uint32_t r = 0; r < kCount; ++r) acc[r] = _mm256_setzero_ps();
+    for (uint32_t g = 0; g < groups; ++g, x += plan::kI8Group) {
+      const Group group = group_of(panel, g);
+      __m256i dot[kCount];
+      INGOT_UNROLL
+      for (uint32_t r = 0; r < kCount; ++r) dot[r] = _mm256_setzero_si256();
+      INGOT_UNROLL_2
+      for (uint32_t line = 0; line < kLines; ++line) {
+        const __m256i w = load_half(group.lines + line * 64, half);
+        const __m256i magnitude = _mm256_abs_epi8(w);
+        INGOT_UNROLL
+        for (uint32_t r = 0; r < kCount; ++r) {
+          dot[r] = multiply_add(dot[r], w, magnitude, four_codes(x + size_t{r} * l.width + line * 4));
+        }
+      }
+      const __m256 w_scale = load8_f16(group.scales + half * 8);
       INGOT_UNROLL
       for (uint32_t r = 0; r < kCount; ++r) {
-        dot[r] = multiply_add(dot[r], w, magnitude, four_codes(x + r * width + line * 4));
+        acc[r] = add_group(acc[r], dot[r], w_scale, x_scale[r * groups + g]);
       }
     }
+    INGOT_UNROLL
+    for (uint32_t r = 0; r < kCount; ++r) _mm256_storeu_ps(sums[r] + half * 8, acc[r]);
   }
 
-  // Sixteen outputs of one group for one row, in the order of memory.
-  static void one_row(const uint8_t* lines, const uint16_t* scales, const int8_t* x, float x_scale,
-                      __m256 acc[2]) {
-    __m256i dot[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
-    INGOT_UNROLL
-    for (uint32_t line = 0; line < kLines; ++line) {
-      _mm_prefetch(reinterpret_cast<const char*>(lines + line * 64 + kAhead), _MM_HINT_T0);
-      const __m256i codes = four_codes(x + line * 4);
+  // Sixteen outputs for one row, in the order of memory.
+  static void one_row(const Linear& l, const uint8_t* panel, uint32_t row, float* sums) {
+    const int8_t* x = l.code_row(row);
+    const float* x_scale = l.scale_row(row);
+    __m256 acc[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+    for (uint32_t g = 0; g < l.width / plan::kI8Group; ++g, x += plan::kI8Group) {
+      const Group group = group_of(panel, g);
+      __m256i dot[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
       INGOT_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const __m256i w = load_half(lines + line * 64, half);
-        dot[half] = multiply_add(dot[half], w, _mm256_abs_epi8(w), codes);
+      for (uint32_t line = 0; line < kLines; ++line) {
+        _mm_prefetch(reinterpret_cast<const char*>(group.lines + line * 64 + kAhead), _MM_HINT_T0);
+        const __m256i codes = four_codes(x + line * 4);
+        INGOT_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          const __m256i w = load_half(group.lines + line * 64, half);
+          dot[half] = multiply_add(dot[half], w, _mm256_abs_epi8(w), codes);
+        }
       }
+      acc[0] = add_group(acc[0], dot[0], load8_f16(group.scales), x_scale[g]);
+      acc[1] = add_group(acc[1], dot[1], load8_f16(group.scales + kLanes), x_scale[g]);
     }
-    INGOT_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const __m256 scale = _mm256_mul_ps(load8_f16(scales + half * 8), _mm256_set1_ps(x_scale));
-      acc[half] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot[half]), scale, acc[half]);
-    }
+    _mm256_storeu_ps(sums, acc[0]);
+    _mm256_storeu_ps(sums + kLanes, acc[1]);
   }
 };
 

@@ -6,11 +6,14 @@
 
 #include "math.h"
 
-// Loops over accumulators have to disappear: an array that is indexed at run time lives in memory.
+// Loops over accumulators have to disappear: an array that is indexed at run time lives in memory. Where a
+// compiler left alone unrolls so far that accumulators are spilled, INGOT_UNROLL_2 stops it.
 #if defined(__clang__)
 #define INGOT_UNROLL _Pragma("clang loop unroll(full)")
+#define INGOT_UNROLL_2 _Pragma("clang loop unroll_count(2)")
 #else
 #define INGOT_UNROLL _Pragma("GCC unroll 16")
+#define INGOT_UNROLL_2 _Pragma("GCC unroll 2")
 #endif
 
 namespace ingot::cpu {

@@ -1,6 +1,6 @@
-// The interface between the executor and the CPU kernels. A kernel is a fixed list of phases; a phase is a number of
-// items that workers share, with a barrier after it. Kernels are pure: raw pointers in, bytes out, no allocation, no
-// state, and the same bits however the items are split (INV-06).
+// The interface between the executor and the CPU kernels. A kernel is a fixed list of phases; a phase is a
+// number of items that workers share, with a barrier after it. Kernels are pure: raw pointers in, bytes out,
+// no allocation, no state, and the same bits however the items are split (INV-06).
 #pragma once
 
 #include <cstddef>

@@ -28,7 +28,7 @@ from ingot.plans.layout import (
     region_bytes,
 )  # fmt: skip
 from ingot.plans.reader import PlanFile
-from support.mutate import assemble, mutants, repair, take_apart
+from support.mutate import assemble, mutants, repair, seal_header, take_apart
 from support.tiny_plan import write_tiny_plan
 from support.verifiers import Answer, DisagreementError, Native, agreed, base_plans, round_robin, script
 
@@ -129,6 +129,53 @@ def test_empty_sections_get_the_same_answer(cpp: Native, kind: Section) -> None:
     parts.sections[kind].clear()
     position = sorted(parts.sections).index(kind)
     assert agreed(cpp, assemble(parts)) == (Reason.BAD_SECTION_RECORDS, position)
+
+
+def with_count(kind: Section, count: int) -> bytes:
+    """A plan whose section of this kind has `count` records, zero like all other content: its header and
+    table are right, its hashes are not. The cap on counts comes before them.
+    """
+    parts = take_apart(base_plans()[BASE])
+    page, end = bytearray(PAGE_BYTES), PAGE_BYTES
+    table = b""
+    for each in (*sorted(parts.sections), Section.HASHES):
+        record = layout.SECTION_RECORDS[each].bytes if each in layout.SECTION_RECORDS else 1
+        offset = layout.round_up(end, PAGE_BYTES)
+        records = len(parts.sections.get(each, b"")) // record
+        if each == kind:
+            records = count
+        elif each == Section.HASHES:
+            records = layout.HASH_BYTES * -(-(offset - PAGE_BYTES) // layout.CHUNK_BYTES)
+        table += struct.pack("<IIQQQ", each, record, offset, record * records, records)
+        end = offset + record * records
+    page[: len(parts.header)] = parts.header
+    page[layout.SECTION_TABLE_OFFSET : layout.SECTION_TABLE_OFFSET + len(table)] = table
+    struct.pack_into("<Q", page, layout.HEADER.offsets()["file_bytes"], end)
+    seal_header(page)
+    return bytes(page).ljust(end, b"\0")
+
+
+COUNT_LIMITS = {
+    Section.REGIONS: Limit.REGIONS, Section.TENSORS: Limit.TENSORS, Section.PROGRAMS: Limit.PROGRAMS,
+    Section.COMMANDS: Limit.COMMANDS, Section.KERNELS: Limit.KERNELS, Section.STRINGS: Limit.STRING_BYTES,
+    Section.META: Limit.META_BYTES, Section.DRIFT: Limit.META_BYTES, Section.TEMPLATE: Limit.META_BYTES,
+    Section.TOKENIZER: Limit.TOKENIZER_BYTES,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", COUNT_LIMITS)
+def test_count_limits_get_the_same_answer(cpp: Native, kind: Section) -> None:
+    """Goal: the largest count of each kind passes its cap, one more does not, before anything is hashed."""
+    position = sorted(Section).index(kind)
+    assert agreed(cpp, with_count(kind, COUNT_LIMITS[kind]))[0] == Reason.BAD_ROOT_HASH
+    assert agreed(cpp, with_count(kind, COUNT_LIMITS[kind] + 1)) == (Reason.BAD_SECTION_RECORDS, position)
+
+
+def test_most_eos_tokens(cpp: Native) -> None:
+    """Goal: all entries of eos_tokens may be used."""
+    parts = take_apart(base_plans()[BASE])
+    parts.edit_header(eos_count=Limit.EOS_TOKENS, eos_tokens=(2,) * Limit.EOS_TOKENS)
+    assert agreed(cpp, assemble(parts)) == (Reason.OK, 0)
 
 
 @pytest.mark.parametrize("name", ["embed.weight_scale", "layer.0.o.weight_scale", "layer.0.qkv.bias"])

@@ -213,3 +213,23 @@ def test_largest_integer_products(isa: Isa) -> None:
     tensors["x"].array[:] = -1
     expected = np.where(np.arange(16) % 2 == 0, -1, 1) * np.float32(64 * 127)
     assert np.allclose(case.run(isa, tensors), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("isa", [isa for isa in ISAS if isa is not Isa.SCALAR])
+@pytest.mark.parametrize("dtype", KERNEL)
+@pytest.mark.parametrize("k", [7, 40, 72, 96])
+def test_activation_scratch_is_the_scalar_one(isa: Isa, dtype: Dtype, k: int) -> None:
+    """Goal: padding is zero whatever the row holds: a NaN or infinite norm factor never reaches it."""
+    scratch = []
+    for which in (Isa.SCALAR, isa):
+        case = Case(dtype, k, 16, Flag.NORM, rows=4)
+        tensors = case.tensors()
+        tensors["x"].array[1] = np.nan
+        tensors["x"].array[2] = np.inf
+        tensors["x"].array[3] = 0
+        case.run(which, tensors)
+        scratch.append(tensors["activation"].array[:4].copy())
+    for activation in scratch:
+        assert (activation[:, k:] == 0).all()
+    both_nan = np.isnan(scratch[0].astype(np.float32)) & np.isnan(scratch[1].astype(np.float32))
+    assert ((scratch[0] == scratch[1]) | both_nan).all()

@@ -39,6 +39,7 @@ from .targets.reference.plan import PlanReference
 
 VERSION = "0.1.0"
 CONTEXT_DEFAULT_MAX = 8192  # tokens; a longer context is chosen with --context, never assumed
+REQUESTS_DEFAULT = 8
 POOL_CONTEXT_DEFAULT = 2048  # tokens per default request that the default pool holds
 SELFTEST_PROMPT_TOKENS = 16
 SELFTEST_PROBES = 32
@@ -65,7 +66,7 @@ class BuildOptions:
     rows_max: int = 256
     head_rows_max: int = 16
     requests_max: int = 64
-    requests_default: int = 8
+    requests_default: int | None = None  # 8, or the ceiling when that is lower
     kv_tokens_default: int | None = None
     default_max_tokens: int = 512
     calibration: Path | None = None
@@ -122,10 +123,14 @@ def plan_header(spec: ModelSpec, options: BuildOptions) -> dict[str, int]:
     context = _context(spec, options)
     granules = -(-context // GRANULE_TOKENS)
     requests_max = _within(options.requests_max, 1, int(Limit.REQUESTS), "the ceiling on requests")
-    requests = min(
-        _within(options.requests_default, 1, int(Limit.REQUESTS), "the default number of requests"),
-        requests_max,
-    )
+    requests = min(REQUESTS_DEFAULT, requests_max)
+    if options.requests_default is not None:
+        requests = _within(options.requests_default, 1, int(Limit.REQUESTS), "the default number of requests")
+    if requests > requests_max:
+        raise BuildError(
+            f"--requests {requests} exceeds the ceiling of {requests_max}; "
+            "choose fewer, or a higher --max-requests"
+        )
     max_tokens = _within(options.default_max_tokens, 1, int(Limit.CONTEXT), "default max_tokens")
     pool = options.kv_tokens_default
     if pool is None:

@@ -202,13 +202,7 @@ def _options(values: Mapping[str, Any]) -> BuildOptions:
     from .build import BuildOptions
 
     fields = {field: values[OPTION_OF.get(field, field)] for field in BuildOptions.__dataclass_fields__}
-    options = BuildOptions(**{field: value for field, value in fields.items() if value is not None})
-    if values["requests"] is not None and options.requests_default > options.requests_max:
-        raise click.ClickException(
-            f"--requests {options.requests_default} exceeds the ceiling of {options.requests_max}; "
-            "choose fewer, or a higher --max-requests"
-        )
-    return options
+    return BuildOptions(**{field: value for field, value in fields.items() if value is not None})
 
 
 def _fit(

@@ -329,9 +329,12 @@ def inspect(plan: Path, memory: int | None, as_json: bool) -> None:
         if as_json:
             _write(json.dumps(plan_inspect.summary(opened, memory), ensure_ascii=False) + "\n")
             return
-        # A pipe has no width: tables keep their columns there.
+        # A pipe has no width: tables keep their columns there. Written by us: rich ends the process on a
+        # pipe that was closed.
         console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 200, highlight=False)
-        plan_inspect.render(opened, console, memory)
+        with console.capture() as shown:
+            plan_inspect.render(opened, console, memory)
+        _write(shown.get())
 
 
 @cli.command()

@@ -7,7 +7,7 @@ ranges so that no reader ever holds more than it was asked for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -104,6 +104,19 @@ class TensorSource(Protocol):
     def digest(self) -> str:
         """Hex sha256 over the weight files' contents in a fixed order (no paths, no times)."""
         ...
+
+
+def row_spans(
+    source: TensorSource, names: Sequence[str], begin: int, end: int
+) -> Iterator[tuple[str, int, int]]:
+    """Rows [begin, end) of the tensors' concatenation along the first axis, as (name, begin, end) of each."""
+    base = 0
+    for name in names:
+        rows = source.shape(name)[0]
+        low, high = max(begin - base, 0), min(end - base, rows)
+        if low < high:
+            yield name, low, high
+        base += rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ This is the only place that knows all regions. Every size is the sum of its name
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ...plans.layout import (
     COMMAND_TENSORS,
@@ -17,7 +17,6 @@ from ...plans.layout import (
     EVENT_RING_ENTRIES,
     GRANULE_TOKENS,
     HUGE_PAGE_BYTES,
-    KERNELS,
     NONE_INDEX,
     PAGE_BYTES,
     SAMPLING,
@@ -34,6 +33,7 @@ from ...plans.layout import (
 )
 from ...plans.records import CommandEntry, PlanTables, ProgramEntry, RegionEntry, TensorEntry
 from ..graph.graph import Graph, Kind
+from ..graph.ops.definition import Cost
 from .layout import ConstantTable, scale_name
 from .schedule import Draft, Program
 
@@ -89,23 +89,6 @@ def _kv(part: Part, body: Graph) -> None:
 
 def _arena_name(program: Program, name: str) -> str:
     return f"{program.family.name.lower()}.{program.rows}/{name}"
-
-
-def _cost_bytes(draft: Draft, tensors: list[TensorEntry], indices: tuple[int, ...]) -> int:
-    """Bytes of weights, scales and activations a command moves at full rows; tables, granules and unread rows
-    left out."""
-    total = 0
-    for operand, index in zip(KERNELS[draft.kernel].operands, indices, strict=False):
-        if index == NONE_INDEX:
-            continue
-        tensor = tensors[index]
-        if tensor.region in (Region.SCALES, Region.ARENA):
-            total += tensor.bytes
-        elif tensor.region == Region.WEIGHTS and operand.dims != "V H":
-            total += tensor.bytes  # an embedding reads a row per token: counted with its output
-        elif tensor.name in ("hidden", "logits"):
-            total += tensor.bytes
-    return total
 
 
 def _region(kind: Region, parts: Mapping[tuple[Region, Unit], Part], arena_bytes: int) -> RegionEntry:
@@ -167,14 +150,17 @@ def assemble(
             )
         )
         arena = {item.name for item in program.arena}
-        commands += [_command(draft, program, arena, index, tensors) for draft in program.commands]
+        commands += [
+            _command(draft, cost, program, arena, index)
+            for draft, cost in zip(program.commands, program.costs, strict=True)
+        ]
     arena_bytes = round_up(max(program.arena_bytes for program in programs), TENSOR_ALIGNMENT)
     regions = tuple(_region(kind, parts, arena_bytes) for kind in Region)
     return PlanTables(header, regions, tuple(tensors), tuple(entries), tuple(commands), {})
 
 
 def _command(
-    draft: Draft, program: Program, arena: set[str], index: Mapping[str, int], tensors: list[TensorEntry]
+    draft: Draft, cost: Cost, program: Program, arena: set[str], index: Mapping[str, int]
 ) -> CommandEntry:
     indices = [
         NONE_INDEX if name is None else index[_arena_name(program, name) if name in arena else name]
@@ -184,16 +170,5 @@ def _command(
     return CommandEntry(
         draft.kernel, int(draft.flags), NONE_INDEX if draft.layer is None else draft.layer, tuple(indices),
         (*draft.f, *[0.0] * (4 - len(draft.f))), (*draft.u, *[0] * (6 - len(draft.u))),
-        _cost_bytes(draft, tensors, tuple(indices)), draft.flops,
+        cost.bytes, cost.flops,
     )  # fmt: skip
-
-
-def with_text(
-    tables: PlanTables,
-    meta: Mapping[str, object],
-    tokenizer: bytes | None,
-    template: bytes | None,
-    selftest_bytes: int,
-) -> PlanTables:
-    """The tables with what the plan says in words."""
-    return replace(tables, meta=meta, tokenizer=tokenizer, template=template, selftest_bytes=selftest_bytes)

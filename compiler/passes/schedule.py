@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from ...plans.layout import Dtype, Family, Flag, Kernel, Layout, tensor_bytes
 from ..graph.graph import Graph, Kind, Op, Tensor
+from ..graph.ops import REGISTRY
+from ..graph.ops.definition import Cost, Signature
 from ..memory.place import Interval, Placement, place
 from ..memory.validate import check
 
@@ -29,7 +31,6 @@ class Draft:
     f: tuple[float, ...] = ()
     u: tuple[int, ...] = ()
     scratch: tuple[Tensor, ...] = ()
-    flops: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +53,15 @@ class Program:
     family: Family
     rows: int
     commands: tuple[Draft, ...]
+    costs: tuple[Cost, ...]
     arena: tuple[ArenaTensor, ...]
     arena_bytes: int
     arena_lower_bound: int
+
+
+def _cost(graph: Graph, op: Op) -> Cost:
+    inputs = {role: graph.tensors[name] for role, name in op.inputs.items()}
+    return REGISTRY[op.kind].cost(Signature(graph.rows, inputs, op.attributes))
 
 
 def schedule(graph: Graph, family: Family, lower: Callable[[Graph, Op], Draft]) -> Program:
@@ -87,4 +94,7 @@ def schedule(graph: Graph, family: Family, lower: Callable[[Graph, Op], Draft]) 
         for item, offset in zip(intervals, placement.offsets, strict=True)
     ]
     arena.sort(key=lambda tensor: (tensor.offset, tensor.first, tensor.name))
-    return Program(family, graph.rows, commands, tuple(arena), placement.arena_bytes, placement.lower_bound)
+    costs = tuple(_cost(graph, op) for op in graph.ops)
+    return Program(
+        family, graph.rows, commands, costs, tuple(arena), placement.arena_bytes, placement.lower_bound
+    )

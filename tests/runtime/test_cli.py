@@ -191,10 +191,11 @@ def test_a_missing_or_foreign_file(tmp_path: Path, command: str) -> None:
         assert done.stdout == ""
 
 
-def test_a_closed_pipe_is_quiet(path: str) -> None:
+@pytest.mark.parametrize("words", [["generate", "t5", "-n", "250", "--ignore-eos", "-q"], ["inspect"]])
+def test_a_closed_pipe_is_quiet(path: str, words: list[str]) -> None:
     """Goal: when the reader goes away the command ends at once and says nothing."""
     process = subprocess.Popen(
-        [*COMMAND, "generate", path, "t5", "-n", "250", "--ignore-eos", "-q"],
+        [*COMMAND, words[0], path, *words[1:]],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )

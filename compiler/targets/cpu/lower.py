@@ -83,8 +83,7 @@ def _linear(graph: Graph, op: Op) -> Draft:
     elif weight.dtype == Dtype.E4M3:
         operands["weight_scale"] = scale_name(weight.name)
     eps = float(op.attributes["eps"]) if flags & Flag.NORM else 0.0
-    flops = 2 * rows * weight.shape[0] * width
-    return _draft(LINEAR[weight.dtype], op, operands, flags, f=(eps,), scratch=tuple(scratch), flops=flops)
+    return _draft(LINEAR[weight.dtype], op, operands, flags, f=(eps,), scratch=tuple(scratch))
 
 
 def _attention(graph: Graph, op: Op) -> Draft:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....plans.layout import I8_BLOCK, PANEL_OUTPUTS, Dtype, Layout, k_padded, panel_bytes, panel_count
-from ...checkpoint.spec import TensorSource
+from ...checkpoint.spec import TensorSource, row_spans
 from ...numerics.formats import bf16_decode, bf16_encode, e4m3_decode, quantise_e4m3, quantise_i8
 from ...passes.layout import Constant, ConstantTable, scale_name
 
@@ -23,13 +23,7 @@ Piece = tuple[str, int, bytes]  # tensor name, offset within it, data
 
 def _rows(source: TensorSource, names: tuple[str, ...], begin: int, end: int) -> NDArray[np.float32]:
     """Rows [begin, end) of the tensors' concatenation along the first axis, float32."""
-    parts, base = [], 0
-    for name in names:
-        count = source.shape(name)[0]
-        low, high = max(begin - base, 0), min(end - base, count)
-        if low < high:
-            parts.append(source.read(name, low, high))
-        base += count
+    parts = [source.read(*span) for span in row_spans(source, names, begin, end)]
     return np.concatenate(parts) if len(parts) != 1 else parts[0]
 
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from ....plans.layout import GRANULE_TOKENS, Dtype
-from ...checkpoint.spec import ModelSpec, TensorSource
+from ...checkpoint.spec import ModelSpec, TensorSource, row_spans
 from ...graph.decoder import INVERSE_FREQUENCY, decoder
 from ...graph.graph import Graph, Kind, Op
 from ...graph.ops import REGISTRY
@@ -75,13 +75,7 @@ class Weights:
         """The rows of `sources`, one after the other."""
 
         def read(begin: int, end: int) -> torch.Tensor:
-            parts, base = [], 0
-            for name in sources:
-                rows = self._source.shape(name)[0]
-                low, high = max(begin - base, 0), min(end - base, rows)
-                if low < high:
-                    parts.append(self._read(name, low, high))
-                base += rows
+            parts = [self._read(*span) for span in row_spans(self._source, sources, begin, end)]
             return torch.cat(parts) if len(parts) > 1 else parts[0]
 
         return Matrix((shape[0], shape[1]), read)

@@ -12,7 +12,7 @@ import hashlib
 import mmap
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from . import layout
@@ -55,18 +55,20 @@ _COUNT_MAX = {
 }  # fmt: skip
 
 
-def verify(data: bytes | bytearray | memoryview | mmap.mmap) -> tuple[Reason, int]:
+def verify(
+    data: bytes | bytearray | memoryview | mmap.mmap, release: Callable[[int, int], None] | None = None
+) -> tuple[Reason, int]:
     """(Reason.OK, 0), or the first reason to refuse the plan and its index. Never raises, reads `data` about
-    once.
+    once. release(offset, bytes) is called for every hashed chunk: a file's map can give its pages back.
 
     Needs no memory beyond the tables and one chunk. The order of checks and the meaning of the index are in
     VERIFY.md.
     """
     with memoryview(data) as view:
-        return _verify(view)
+        return _verify(view, release)
 
 
-def _verify(view: memoryview) -> tuple[Reason, int]:
+def _verify(view: memoryview, release: Callable[[int, int], None] | None) -> tuple[Reason, int]:
     if (failure := _file(view)) is not None:
         return failure
     header = _header_fields(view)
@@ -87,7 +89,7 @@ def _verify(view: memoryview) -> tuple[Reason, int]:
     sections = {
         kind: view[record[2] : record[2] + record[3]] for kind, record in zip(kinds, records, strict=True)
     }
-    if (failure := _hashes(view, header, records, sections)) is not None:
+    if (failure := _hashes(view, header, records, sections, release)) is not None:
         return failure
     if (bad := _NOT_NAME.search(sections[Section.STRINGS])) is not None:
         return Reason.BAD_STRINGS, bad.start()
@@ -211,6 +213,7 @@ def _hashes(
     header: Mapping[str, Any],
     records: list[tuple[int, ...]],
     sections: Mapping[Section, memoryview],
+    release: Callable[[int, int], None] | None,
 ) -> tuple[Reason, int] | None:
     """Steps 14 to 16."""
     hashes = sections[Section.HASHES]
@@ -218,7 +221,10 @@ def _hashes(
         return Reason.BAD_ROOT_HASH, 0
     hashes_offset = records[-1][2]
     for chunk, begin in enumerate(range(PAGE_BYTES, hashes_offset, CHUNK_BYTES)):
-        digest = hashlib.sha256(view[begin : min(begin + CHUNK_BYTES, hashes_offset)]).digest()
+        size = min(CHUNK_BYTES, hashes_offset - begin)
+        digest = hashlib.sha256(view[begin : begin + size]).digest()
+        if release is not None:
+            release(begin, size)
         if digest != hashes[HASH_BYTES * chunk : HASH_BYTES * (chunk + 1)]:
             return Reason.BAD_CHUNK_HASH, chunk
     end = PAGE_BYTES

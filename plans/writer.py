@@ -14,6 +14,7 @@ import hashlib
 import mmap
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -174,7 +175,7 @@ class PlanWriter:
         try:
             identity = self._seal()
             with mmap.mmap(self._fd, self.file_bytes, prot=mmap.PROT_READ) as view:
-                reason, index = verify(view)
+                reason, index = verify(view, partial(view.madvise, mmap.MADV_DONTNEED))
             if reason != Reason.OK:
                 raise PlanWriteError(
                     f"the built plan is not sound: {layout.REASON_TEXT[reason]} "

@@ -18,8 +18,9 @@ from ingot.compiler.build import build as build_plan
 from ingot.compiler.checkpoint.spec import Checkpoint, TextFiles
 from ingot.compiler.targets.cpu.pack import pack_panels, panel_order, panel_rows, unpack_rows
 from ingot.compiler.targets.reference.plan import PlanReference
-from ingot.plans.layout import Dtype, Layout
+from ingot.plans.layout import Dtype, Layout, Region, Unit
 from ingot.plans.reader import open_plan
+from ingot.plans.records import TensorEntry
 from ingot.runtime import Engine
 from numpy.typing import NDArray
 from support.checkpoints import CASES
@@ -125,7 +126,9 @@ def test_panels_round_trip(layout: Layout, dtype: Dtype, shape: tuple[int, int])
     packed = np.zeros((len(order), shape[1]), np.float32)
     packed[order > 0] = rows[order[order > 0] - 1]
     data, scales = pack_panels(packed, dtype)
-    back = unpack_rows(memoryview(data), shape, dtype, layout, scales)
+    entry = TensorEntry("w", Region.WEIGHTS, Unit.FIXED, dtype, layout, shape, 0, len(data))
+    back = unpack_rows(memoryview(data), entry, scales, 0, shape[0])
+    assert np.array_equal(unpack_rows(memoryview(data), entry, scales, 3, 5), back[3:5])
     tolerance = {Dtype.BF16: 2**-8, Dtype.E4M3: 2**-3.9, Dtype.I8: 2**-6}[dtype]
     assert np.abs(back - rows).max() <= tolerance * np.abs(rows).max()
     vector = np.arange(shape[0], dtype=np.float32)

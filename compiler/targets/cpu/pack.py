@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....plans.layout import I8_BLOCK, PANEL_OUTPUTS, Dtype, Layout, k_padded, panel_bytes, panel_count
+from ....plans.records import TensorEntry
 from ...checkpoint.spec import TensorSource, row_spans
 from ...numerics.formats import bf16_decode, bf16_encode, e4m3_decode, quantise_e4m3, quantise_i8
 from ...passes.layout import Constant, ConstantTable, scale_name
@@ -70,57 +71,63 @@ def pack_panels(rows: NDArray[np.float32], dtype: Dtype) -> tuple[bytes, NDArray
     return block.tobytes(), None
 
 
-def unpack_rows(
-    data: memoryview, dims: tuple[int, ...], dtype: Dtype, layout: Layout, scales: NDArray[np.float32] | None
-) -> NDArray[np.float32]:
-    """A packed weight's values as (W, K) float32 in the order of its sources (gate rows first when
-    paired)."""
-    panels, width = panel_count(dims[0], layout), k_padded(dims[1], dtype)
-    raw = np.frombuffer(data, np.uint8)
-    if dtype == Dtype.BF16:
-        codes = raw.view(np.uint16).reshape(panels, width // 2, PANEL_OUTPUTS, 2).transpose(0, 2, 1, 3)
-        values = bf16_decode(np.ascontiguousarray(codes))
-    elif dtype == Dtype.E4M3:
-        lines = raw.reshape(panels, width // 4, PANEL_OUTPUTS, 4).transpose(0, 2, 1, 3)
-        assert scales is not None
-        values = e4m3_decode(np.ascontiguousarray(lines)) * scales.reshape(panels, PANEL_OUTPUTS, 1, 1)
-    else:
-        block = raw.reshape(panels, width // I8_BLOCK, -1)
-        group = np.ascontiguousarray(block[:, :, :64]).view(np.float16).reshape(panels, -1, 2, PANEL_OUTPUTS)
-        signed = (
-            np.ascontiguousarray(block[:, :, 64:]).view(np.int8).reshape(panels, -1, 2, 8, PANEL_OUTPUTS, 4)
-        )
-        scaled = signed.astype(np.float32) * group.astype(np.float32)[:, :, :, None, :, None]
-        values = scaled.transpose(0, 4, 1, 2, 3, 5)
-    rows = np.ascontiguousarray(values).reshape(panels * PANEL_OUTPUTS, width)[:, : dims[1]]
-    if layout == Layout.PANELS_PAIRED:
-        pairs = rows.reshape(-1, 2, PANEL_OUTPUTS, dims[1]).transpose(1, 0, 2, 3)
-        return pairs.reshape(2, -1, dims[1])[:, : dims[0] // 2].reshape(dims[0], dims[1])
-    return rows[: dims[0]]
+def row_order(rows: int, layout: Layout) -> NDArray[np.int64]:
+    """Where each of `rows` output channels stands in panel order: 16 * panel + lane, (rows,)."""
+    index: NDArray[np.int64] = np.arange(rows, dtype=np.int64)
+    if layout == Layout.PANELS:
+        return index
+    up, channel = np.divmod(index, rows // 2)
+    index[:] = (2 * (channel // PANEL_OUTPUTS) + up) * PANEL_OUTPUTS + channel % PANEL_OUTPUTS
+    return index
 
 
 def panel_order(values: NDArray[np.float32], layout: Layout) -> NDArray[np.float32]:
     """A (W,) vector over output channels in panel order, padded with zeros to whole panels."""
-    panels = panel_count(values.shape[0], layout)
-    out = np.zeros(panels * PANEL_OUTPUTS, np.float32)
-    if layout == Layout.PANELS:
-        out[: values.shape[0]] = values
-        return out
-    half = values.shape[0] // 2
-    view = out.reshape(-1, 2, PANEL_OUTPUTS)
-    for part in range(2):
-        padded = np.zeros(view.shape[0] * PANEL_OUTPUTS, np.float32)
-        padded[:half] = values[part * half : (part + 1) * half]
-        view[:, part] = padded.reshape(-1, PANEL_OUTPUTS)
+    out = np.zeros(panel_count(values.shape[0], layout) * PANEL_OUTPUTS, np.float32)
+    out[row_order(values.shape[0], layout)] = values
     return out
 
 
 def panel_rows(values: NDArray[np.float32], rows: int, layout: Layout) -> NDArray[np.float32]:
     """The inverse of `panel_order`: (rows,) in the order of the sources."""
-    if layout == Layout.PANELS:
-        return values[:rows].copy()
-    pairs = values.reshape(-1, 2, PANEL_OUTPUTS).transpose(1, 0, 2).reshape(2, -1)
-    return np.ascontiguousarray(pairs[:, : rows // 2].reshape(rows))
+    return values[row_order(rows, layout)]
+
+
+def unpack_panels(
+    panels: NDArray[np.uint8], width: int, dtype: Dtype, scales: NDArray[np.float32] | None
+) -> NDArray[np.float32]:
+    """The inverse of `pack_panels`: (16 * P, width) float32 of (P, bytes) panels; `width` is padded."""
+    count = panels.shape[0]
+    if dtype == Dtype.BF16:
+        codes = panels.view(np.uint16).reshape(count, width // 2, PANEL_OUTPUTS, 2).transpose(0, 2, 1, 3)
+        values = bf16_decode(np.ascontiguousarray(codes))
+    elif dtype == Dtype.E4M3:
+        lines = panels.reshape(count, width // 4, PANEL_OUTPUTS, 4).transpose(0, 2, 1, 3)
+        assert scales is not None
+        values = e4m3_decode(np.ascontiguousarray(lines)) * scales.reshape(count, PANEL_OUTPUTS, 1, 1)
+    else:
+        block = panels.reshape(count, width // I8_BLOCK, -1)
+        group = np.ascontiguousarray(block[:, :, :64]).view(np.float16).reshape(count, -1, 2, PANEL_OUTPUTS)
+        codes = np.ascontiguousarray(block[:, :, 64:]).view(np.int8)
+        signed = codes.reshape(count, -1, 2, 8, PANEL_OUTPUTS, 4).astype(np.float32)
+        signed *= group.astype(np.float32)[:, :, :, None, :, None]
+        values = signed.transpose(0, 4, 1, 2, 3, 5)
+    return np.ascontiguousarray(values).reshape(count * PANEL_OUTPUTS, width)
+
+
+def unpack_rows(
+    data: memoryview, entry: TensorEntry, scales: NDArray[np.float32] | None, begin: int, end: int
+) -> NDArray[np.float32]:
+    """Rows [begin, end) of a packed weight, (end - begin, K) float32, in the order of its sources (gate rows
+    first when paired). Only the panels that hold them are decoded. scales: E4M3's, in panel order.
+    """
+    places = row_order(entry.dims[0], entry.layout)[begin:end]
+    needed, panel = np.unique(places // PANEL_OUTPUTS, return_inverse=True)
+    panels = np.frombuffer(data, np.uint8).reshape(panel_count(entry.dims[0], entry.layout), -1)[needed]
+    if scales is not None:
+        scales = scales.reshape(-1, PANEL_OUTPUTS)[needed]
+    values = unpack_panels(panels, k_padded(entry.dims[1], entry.dtype), entry.dtype, scales)
+    return values[panel * PANEL_OUTPUTS + places % PANEL_OUTPUTS, : entry.dims[1]]
 
 
 def _pack_weight(constant: Constant, source: TensorSource) -> Iterator[Piece]:

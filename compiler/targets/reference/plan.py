@@ -204,16 +204,12 @@ class PlanReference:
         return torch.from_numpy(values.copy())
 
     def _matrix(self, tensor: TensorEntry) -> Matrix:
-        scales = (
-            self._vector(self.tables.tensors[self._index[scale_name(tensor.name)]])
-            if tensor.dtype == Dtype.E4M3
-            else None
-        )
-        rows = unpack_rows(
-            self._read(tensor.name),
-            tensor.dims,
-            tensor.dtype,
-            tensor.layout,
-            None if scales is None else scales.numpy(),
-        )
-        return Matrix.of(torch.from_numpy(rows))
+        """A weight that is unpacked by the rows that are asked for."""
+        data, scales = self._read(tensor.name), None
+        if tensor.dtype == Dtype.E4M3:
+            scales = self._vector(self.tables.tensors[self._index[scale_name(tensor.name)]]).numpy()
+
+        def read(begin: int, end: int) -> torch.Tensor:
+            return torch.from_numpy(unpack_rows(data, tensor, scales, begin, end))
+
+        return Matrix((tensor.dims[0], tensor.dims[1]), read)

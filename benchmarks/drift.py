@@ -15,6 +15,7 @@ import inspect
 import json
 import platform
 import shelve
+import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -97,6 +98,23 @@ def compare(
     )
 
 
+def circumstances() -> dict[str, str]:
+    """What a result was taken with: date, commit, processor, Python, torch."""
+    folder = Path(__file__).parent
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    names = [line.split(":")[1].strip() for line in cpuinfo.splitlines() if line.startswith("model name")]
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit.stdout.strip() or "not in a clone",
+        "processor": f"{len(names)} x {names[0]}" if names else platform.machine(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -145,7 +163,7 @@ def main() -> int:
         row["all"] = asdict(compare([*chain(*expected.values())], [*chain(*actual.values())], every))
         report[path.name] = row
     if options.json:
-        print(json.dumps({"python": platform.python_version(), "plans": report}, indent=1))
+        print(json.dumps({**circumstances(), "plans": report}, indent=1))
         return 0
     for file, row in report.items():
         print(f"{file} {row['plan']} {row['numerics']}")

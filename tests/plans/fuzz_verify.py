@@ -6,7 +6,6 @@ was given.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import sys
@@ -20,6 +19,7 @@ from ingot.plans.reader import PlanFile
 from ingot.plans.verify import verify
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+from support.fuzz_report import keep, report
 from support.mutate import mutants
 from support.tiny_plan import TinySpec, write_tiny_plan
 
@@ -63,29 +63,13 @@ def fuzz(runs: int, seed: int, most_seconds: float = float("inf")) -> Counter[Re
         mutant = next(streams[run % len(streams)])
         try:
             seen[_run(mutant)] += 1
-        except BaseException:
-            Path("crash.plan").write_bytes(mutant)
-            print(f"run {run} of seed {seed}: the mutant is in crash.plan", file=sys.stderr)
+        except BaseException as error:
+            keep(mutant, "crash.plan", error, run, seed)
             raise
         if time.monotonic() - begin > most_seconds:
             break
     return seen
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
-    begin = time.monotonic()
-    seen = fuzz(arguments.runs, arguments.seed)
-    seconds = time.monotonic() - begin
-    print(f"{arguments.runs} runs in {seconds:.1f} s: {arguments.runs / seconds:.0f} runs/s")
-    for reason, count in seen.most_common():
-        print(f"{count:9} {reason.name.lower()}")
-    missing = [reason.name.lower() for reason in Reason if reason not in seen]
-    print(f"never given: {', '.join(missing) or 'none'}")
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(report(__doc__, fuzz))

@@ -13,6 +13,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -230,7 +231,12 @@ def _progress(values: Mapping[str, Any]) -> Progress:
 
 
 def _peak_rss_bytes() -> int:
-    """Most memory that this process held so far: kernel's KiB on Linux, bytes on macOS."""
+    """Most memory that this process held so far. ru_maxrss (KiB on Linux, bytes on macOS) also counts what a
+    parent held when it forked, so Linux is asked for the peak of this program alone.
+    """
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

@@ -36,16 +36,18 @@ assert os.waitpid(start(), 0)[1] == 0
 print(json.dumps(outcomes))
 """
 BUILD = """
-import json, resource, sys
+import json, sys
 from pathlib import Path
 from ingot.compiler import build
 from ingot.compiler.checkpoint.open import open_checkpoint
+def peak():  # of this program alone: ru_maxrss would count what the parent held when it forked
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 source = open_checkpoint(sys.argv[1]).weights
-base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+base = peak()
 options = build.BuildOptions(weights=sys.argv[3], kv=sys.argv[4], context=512)
 build.build(sys.argv[1], Path(sys.argv[2]), options)
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-print(json.dumps({"base": base, "peak": peak}))
+print(json.dumps({"base": base, "peak": peak()}))
 """
 LARGEST_TENSOR = 2 * 32000 * 2048  # bytes of the embedding of `make_big_checkpoint`, bf16
 ALLOWED = 2 * LARGEST_TENSOR + (512 << 20)  # above the base process
@@ -62,7 +64,7 @@ def test_memory_does_not_follow_the_checkpoint(tmp_path: Path) -> None:
         done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
         memory = json.loads(done.stdout)
         peaks.append(memory["peak"] - memory["base"])
-    assert peaks[1] < ALLOWED
+    assert 0 < peaks[1] < ALLOWED
     assert peaks[1] - peaks[0] < (500 << 20) // 4, peaks
 
 
